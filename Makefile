@@ -34,7 +34,7 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict --quiet --config-file .ci/mkdocs.yml
 	@echo "open site/index.html"
 
 clean:
@@ -47,8 +47,8 @@ $(STAMP): pyproject.toml
 	@.ci/system $(PYTHON)
 	@[ -x $(BIN)/pip ] || { echo "making $(VENV) (see the README for how long this takes)" && \
 		$(PYTHON) -m venv --clear $(VENV); }
-	@$(BIN)/pip install --quiet --no-deps --no-index '$(TORCH)' 2>/dev/null || \
+	@$(BIN)/pip install -qq --no-deps --no-index '$(TORCH)' 2>/dev/null || \
 		{ [ "$$(uname -s)" = Linux ] && [ ! -e /proc/driver/nvidia ] && \
 		  $(BIN)/pip install --no-deps --retries 1 --index-url $(TORCH_CPU_INDEX) '$(TORCH)'; } || true
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install -qq --editable '.[dev]'
 	@touch $@
