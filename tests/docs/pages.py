@@ -9,8 +9,8 @@
     ```bash                       a file for the reader: checked by `bash -n`
     ```toml                       a settings file: read by cachehome.settings
 
-A comment `<!-- not run: REASON -->` just above a block leaves it out; test_pages.py counts these. The session has an
-empty HOME, no variable of ours or of the compilers, and `/shared/` in a command means a directory of its own.
+A comment `<!-- not run: REASON -->` just above a block leaves it out; test_pages.py counts these. The session
+has an empty HOME, no variable of ours or of the compilers, and `/shared/` means a directory of its own.
 """
 
 from __future__ import annotations
