@@ -1,0 +1,150 @@
+"""Owns the question to an interpreter: the whole build as seen from the Python that the job will use.
+
+Our own interpreter is asked in this process. Any other one, also the same one under another PYTHONPATH, is started
+with our package lent to it (it needs nothing installed) and prints the answer as one JSON line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from cachehome.probes import ABSENT, ProbeError, Tool, environment, gpu, machine, packages, source, value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cachehome.probes.command import Job
+    from cachehome.settings import Settings
+
+SCHEMA = 1
+OLDEST = (3, 10)
+# Variables that decide what an interpreter imports, and so what it would find.
+_PATH_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHONPLATLIBDIR")
+_MARK = "cachehome-build:"
+# Runs in the other interpreter. Our package is lent without its neighbours: a path entry would lend these, too.
+_LENT = """
+import sys
+if sys.version_info < {oldest}:
+    sys.exit("it is Python %d.%d" % sys.version_info[:2])
+sys.dont_write_bytecode = True
+search = [entry for entry in sys.path[1:] if entry]
+import importlib.util as util
+spec = util.spec_from_file_location("cachehome", {package!r} + "/__init__.py", submodule_search_locations=[{package!r}])
+sys.modules["cachehome"] = module = util.module_from_spec(spec)
+spec.loader.exec_module(module)
+from cachehome.probes import interpreter
+interpreter.answer(search)
+"""
+
+
+def build(settings: Settings, job: Job) -> tuple[dict[str, Any], dict[str, str]]:
+    """The build of *job* and what was left out of it. `CacheHomeError` if its interpreter gives no answer."""
+    wishes = {
+        "build_key": settings.build_key,
+        "image": getattr(settings, "image", ""),
+        "sources": list(getattr(settings, "sources", ())),
+        "packages": list(getattr(settings, "packages", ())),
+    }
+    if job.python is None:
+        return probe(job.environ, wishes, packages.search_path(), None)
+    return _ask(job, wishes)
+
+
+def probe(
+    environ: Mapping[str, str], wishes: Mapping[str, Any], search: Sequence[str], lent: Sequence[str] | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Ask every probe in this process. Programs are started first and read last, so that they run side by side."""
+    from cachehome.probes.toolchain import Toolchain
+
+    toolchain = Toolchain(environ, search)
+    found = packages.find(search, wishes["packages"])
+    trees = {f"package {package.name}": package.checkout for package in found if package.checkout}
+    trees.update({os.path.basename(path): path for path in wishes["sources"]})
+    sources = {name: source.start(path, environ) for name, path in trees.items()}
+    devices, left_out = gpu.probe(environ)
+    variables, dropped = environment.probe(environ)
+    left_out.update(dropped)
+    parts: dict[str, Any] = {
+        "schema": SCHEMA,
+        "host_tag": value(machine.host_tag, environ, lent),
+        "python": machine.python(),
+        "machine": machine.machine(),
+        "gpu": devices,
+        "environment": variables,
+        "packages": {package.name: packages.describe(package, search) for package in found},
+        "toolchain": toolchain.answers(),
+        "sources": {name: value(answer) for name, answer in sources.items()},
+        "image": value(source.image, wishes["image"]) if wishes["image"] else ABSENT,
+        "build_key": wishes["build_key"],
+    }
+    left_out["machine.threads"] = f"{_threads()}: in torch's own key of every graph with C++ code"
+    return parts, left_out
+
+
+def answer(search: Sequence[str]) -> None:
+    """What the lent package does in the other interpreter: print its build."""
+    wishes = json.load(sys.stdin)
+    existing = [entry for entry in search if os.path.isdir(entry)]
+    document = json.dumps(probe(os.environ, wishes, existing, existing))
+    sys.stdout.write(f"\n{_MARK}{document}\n")
+
+
+def _ask(job: Job, wishes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    from cachehome.errors import CacheHomeError
+
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    program = _LENT.format(oldest=OLDEST, package=package)
+    python = job.python or sys.executable
+    tool = Tool([python, *job.options, "-c", program], _without_ours(job.environ), stdin=json.dumps(wishes).encode())
+    try:
+        lines = [line for line in tool.text().split("\n") if line.startswith(_MARK)]
+        if not lines:
+            raise ProbeError("no answer")
+        parts, left_out = json.loads(lines[-1][len(_MARK) :])
+    except (ProbeError, ValueError) as error:
+        raise CacheHomeError(
+            f"the identity of {python} is not known: {error}; give one with --identity FILE, made by"
+            f" `cachehome key --json` where the job runs",
+            python=python,
+        ) from None
+    return parts, left_out
+
+
+def is_this_one(python: str, options: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether *python* under *environ* would find what this process finds."""
+    own = os.path.abspath(sys.executable)
+    if os.path.dirname(os.path.abspath(python)) != os.path.dirname(own):
+        return False
+    try:
+        if not os.path.samefile(python, own):
+            return False
+    except OSError:
+        return False
+    if options or sys.flags.isolated or sys.flags.no_site or sys.flags.ignore_environment:
+        return False
+    if any(environ.get(name, "") != os.environ.get(name, "") for name in _PATH_VARIABLES):
+        return False
+    return _user_site(environ) == _user_site(os.environ)
+
+
+def _user_site(environ: Mapping[str, str]) -> str:
+    """The user's own site directory if it is there: HOME alone makes no difference."""
+    base = environ.get("PYTHONUSERBASE") or os.path.join(environ.get("HOME", ""), ".local")
+    path = os.path.join(base, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+    return path if os.path.isdir(path) else ""
+
+
+def _without_ours(environ: Mapping[str, str]) -> dict[str, str]:
+    """The job's environment without what would start our hook, or hand our answer back to us."""
+    ours = {name: text for name, text in environ.items() if not name.startswith("CACHEHOME")}
+    return {**ours, "CACHEHOME": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _threads() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return os.cpu_count() or 0

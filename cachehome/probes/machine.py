@@ -1,0 +1,73 @@
+"""Owns the `python` and `machine` parts of a build: interpreter ABI, operating system, C library, class of CPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from cachehome.probes import ABSENT, ProbeError, value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def python() -> dict[str, str]:
+    """Which extension modules and which bytecode this interpreter can use. Its patch level changes neither."""
+    import _imp  # what importlib.machinery asks, at no cost
+
+    suffixes = _imp.extension_suffixes()
+    return {
+        "implementation": sys.implementation.name,
+        "version": f"{sys.version_info[0]}.{sys.version_info[1]}",
+        "abi": suffixes[0].strip(".") if suffixes else ABSENT,
+    }
+
+
+def machine() -> dict[str, str]:
+    """What native code is built against, the toolchain apart."""
+    return {
+        "system": sys.platform,
+        "architecture": value(_architecture),
+        "libc": value(_libc),
+        "cpu": value(_cpu),
+    }
+
+
+def _architecture() -> str:
+    if hasattr(os, "uname"):
+        return os.uname().machine
+    return os.environ.get("PROCESSOR_ARCHITECTURE", ABSENT)
+
+
+def _libc() -> str:
+    try:
+        version = os.confstr("CS_GNU_LIBC_VERSION")
+    except (AttributeError, ValueError, OSError):  # musl has no such name; macOS and Windows no such function
+        version = None
+    if version:
+        return version
+    loaders = [name for name in os.listdir("/lib") if name.startswith("ld-musl-")] if os.path.isdir("/lib") else []
+    return "musl" if loaders else ABSENT
+
+
+def _cpu() -> str:
+    from cachehome import host
+
+    found = host.cpu_class()
+    if found == host.UNKNOWN:
+        raise ProbeError("nothing tells the features of this CPU")
+    return found
+
+
+def host_tag(environ: Mapping[str, str], search: Sequence[str] | None) -> str:
+    """The host tag that this interpreter's own hook computes.
+
+    *search* is given where our package was lent to another interpreter: beside it lies another torch.
+    """
+    from cachehome import host
+
+    tag = host.host_tag(environ)
+    if search is None:
+        return tag
+    return f"{tag.partition('/')[0]}/torch-{host.plain(host.torch_version(search))}"
