@@ -1,0 +1,142 @@
+"""The command line: `cachehome VERB`. Owns the table of verbs; each verb is a module of cachehome/commands.
+
+A verb's module has `arguments(parser)` and `run(args, settings) -> exit code`, and may name in `SETTINGS` the keys of the
+settings that are its options. Data on stdout, talk on stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nothing to
+do or nothing found. Only the module of the verb that was asked for is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from cachehome import settings as settings_module
+from cachehome.errors import CacheHomeError, ConfigError
+
+DONE, FAILED, USAGE, NOTHING = 0, 1, 2, 3
+
+VERBS: dict[str, tuple[str, str]] = {
+    "env": ("cachehome.commands.env", "print what activation sets here, for a shell"),
+    "path": ("cachehome.commands.path", "print the live directory of a family"),
+    "status": ("cachehome.commands.status", "what is live, by whom, how large"),
+    "enable": ("cachehome.commands.enable", "switch the hook on for this Python environment"),
+    "disable": ("cachehome.commands.disable", "switch it off again"),
+    "key": ("cachehome.commands.key", "this machine's and job's identity"),
+    "why": ("cachehome.commands.why", "the difference of two identities, generations or runs"),
+    "agree": ("cachehome.commands.agree", "check that all nodes have one identity"),
+    "restore": ("cachehome.commands.restore", "fill the live directories from the store"),
+    "publish": ("cachehome.commands.publish", "publish what the live directories hold"),
+    "run": ("cachehome.commands.run", "restore, run a command, publish"),
+    "agent": ("cachehome.commands.agent", "the same for a node, detached from any process"),
+    "ls": ("cachehome.commands.ls", "list builds, profiles and generations of a store"),
+    "show": ("cachehome.commands.show", "what a generation holds"),
+    "verify": ("cachehome.commands.verify", "read every byte of a store and check it"),
+    "report": ("cachehome.commands.report", "what the last runs restored, used and compiled"),
+    "demo": ("cachehome.commands.demo", "cold start, publish, wipe, restore, warm start on a real compile"),
+}
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of descriptions."""
+
+
+def parser_of(verb: str, help_only: bool = False) -> argparse.ArgumentParser:
+    """The parser of one *verb*, with the options of its settings."""
+    module_name, line = VERBS[verb]
+    module = importlib.import_module(module_name)
+    parser = argparse.ArgumentParser(
+        prog=f"cachehome {verb}",
+        description=getattr(module, "DESCRIPTION", line),
+        formatter_class=Help,
+        allow_abbrev=False,
+    )
+    module.arguments(parser)
+    if not any("--json" in action.option_strings for action in parser._actions):
+        parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    group = None
+    for key in getattr(module, "SETTINGS", ()):
+        row = settings_module.BY_KEY[key]
+        group = group or parser.add_argument_group("settings", "each also a variable and a key of cachehome.toml")
+        group.add_argument(
+            row.flag,
+            dest=f"setting_{key}",
+            metavar="VALUE",
+            help=f"{row.meaning} ({row.variable}; {row.allowed})".replace("%", "%%"),
+        )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(overview(), file=sys.stdout if words else sys.stderr)
+        return DONE if words else USAGE
+    if words[0] in ("-V", "--version"):
+        from cachehome import __version__
+
+        print(__version__)
+        return DONE
+    verb = words[0]
+    if verb not in VERBS:
+        print(f"cachehome: no verb {verb!r}{_near(verb)}; `cachehome --help` lists them", file=sys.stderr)
+        return USAGE
+    try:
+        return _run(verb, words[1:])
+    except ConfigError as error:
+        print(f"cachehome: {error}", file=sys.stderr)
+        return USAGE
+    except CacheHomeError as error:
+        print(f"cachehome: {error}", file=sys.stderr)
+        return FAILED
+    except BrokenPipeError:
+        # `cachehome ls | head`: nobody reads on. The interpreter must not fail over it at exit, either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except KeyboardInterrupt:
+        print("cachehome: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(verb: str, words: list[str]) -> int:
+    args = parser_of(verb).parse_args(words)
+    given = {
+        key.removeprefix("setting_"): value
+        for key, value in vars(args).items()
+        if key.startswith("setting_") and value is not None
+    }
+    module = importlib.import_module(VERBS[verb][0])
+    lenient = getattr(module, "LENIENT", False)
+    settings = settings_module.Settings.load(command_line=given, lenient=lenient)
+    code = module.run(args, settings)
+    sys.stdout.flush()
+    return int(code)
+
+
+def overview() -> str:
+    """The page of `cachehome --help`."""
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {verb:<{width}}  {line}" for verb, (_, line) in VERBS.items())
+    return (
+        "usage: cachehome VERB [OPTION ...]\n\n"
+        "One home for every compile cache, and warm starts anywhere.\n\n"
+        f"{verbs}\n\n"
+        "`cachehome VERB --help` tells more. Data on stdout, talk on stderr; --json on every verb that reports.\n"
+        "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nothing to do or nothing found."
+    )
+
+
+def _near(verb: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(verb, VERBS, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def console() -> NoReturn:
+    """The entry point of the installed command."""
+    sys.exit(main())

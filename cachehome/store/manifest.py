@@ -1,0 +1,309 @@
+"""The manifest: the full list of entries of one key at one moment, and its format on disk.
+
+    {"format":"cachehome-manifest","version":1,"sha256":"<of the payload as stored>","signature":"..."}\\n
+    <payload: one zstd frame of one JSON object>
+
+    build profile line number parent nonce created    what this manifest is; nothing can be replayed elsewhere
+    publisher                                          who wrote it: host job, versions
+    families   ["inductor", "triton"]
+    origins    [{"root", "tag", "slot", ...}]          where a pack's files came from
+    packs      [{"sha256", "size", "ir", "origin", "frames": [[bytes, raw bytes, sha256], ...]}]
+    entries    columns: family, name, since, slim, files     (files: how many of the columns below belong to it)
+    files      columns: suffix, size, mode, pack, offset, and sha256 as one string of 64 letters each
+
+A file's path below its family's live directory is its entry's name + its suffix; its bytes are `size` bytes at `offset`
+of its pack's uncompressed stream. Columns, not objects: 100,000 files stay cheap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from cachehome.errors import IntegrityError, missing_extra
+
+FORMAT = "cachehome-manifest"
+VERSION = 1
+# A manifest of 100,000 files takes 3 MB and unpacks to 20. Limits stop a bomb before it is unpacked.
+MAX_STORED = 256 << 20
+MAX_PAYLOAD = 1 << 30
+MAX_ENTRIES = 1_000_000
+MAX_FILES = 5_000_000
+_MAX_HEADER = 64 << 10
+# Relative, plain, and possible below any live directory. No part begins with a dot: those are our own and temporary
+# names, and `.` and `..`.
+_PATH = re.compile(r"[^./\\\0][^/\\\0]{0,254}(?:/[^./\\\0][^/\\\0]{0,254})*")
+
+
+class File(NamedTuple):
+    """One file of an entry. `offset` counts in the uncompressed stream of pack number `pack`."""
+
+    suffix: str
+    size: int
+    mode: int
+    sha256: str
+    pack: int
+    offset: int
+
+
+class Entry(NamedTuple):
+    """One entry: `family` and `name` identify it, `since` is the generation that introduced it."""
+
+    family: str
+    name: str
+    since: int
+    slim: bool
+    files: tuple[File, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.family, self.name)
+
+    def digest(self, leave_out: frozenset[str] = frozenset()) -> str:
+        """sha256 of what the entry holds, whatever pack it lies in; files with an extension in *leave_out* don't count."""
+        text = "".join(
+            f"{file.suffix}\0{file.sha256}\n"
+            for file in sorted(self.files, key=lambda file: file.suffix)
+            if file.suffix.rpartition(".")[2] not in leave_out
+        )
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Pack(NamedTuple):
+    """One pack as the manifest names it. `frames`: (stored bytes, raw bytes, sha256 of the stored bytes) each."""
+
+    sha256: str
+    size: int
+    ir: bool
+    origin: int
+    frames: tuple[tuple[int, int, str], ...]
+
+    @property
+    def name(self) -> str:
+        return f"packs/{self.sha256}.tar.zst"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A manifest in memory. Immutable: a new generation is made with `dataclasses.replace`."""
+
+    build: str
+    profile: str
+    line: str
+    number: int
+    parent: str
+    nonce: str
+    created: float
+    entries: dict[tuple[str, str], Entry]
+    packs: tuple[Pack, ...]
+    origins: tuple[dict[str, Any], ...]
+    publisher: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def file_count(self) -> int:
+        return sum(len(entry.files) for entry in self.entries.values())
+
+    @property
+    def raw_bytes(self) -> int:
+        return sum(file.size for entry in self.entries.values() for file in entry.files)
+
+    def origin_of(self, entry: Entry) -> dict[str, Any]:
+        """Where *entry* was made: the origin of the pack that holds it."""
+        return self.origins[self.packs[entry.files[0].pack].origin]
+
+
+def encode(manifest: Manifest, sign: Any = None) -> bytes:
+    """The bytes of *manifest*. *sign*: bytes -> signature text, over the header line without the signature."""
+    orjson, zstandard = _libraries()
+    families = sorted({family for family, _ in manifest.entries})
+    index = {family: number for number, family in enumerate(families)}
+    entries: dict[str, list[Any]] = {"family": [], "name": [], "since": [], "slim": [], "files": []}
+    files: dict[str, Any] = {"suffix": [], "size": [], "mode": [], "pack": [], "offset": []}
+    hashes: list[str] = []
+    for key in sorted(manifest.entries):
+        entry = manifest.entries[key]
+        entries["family"].append(index[entry.family])
+        entries["name"].append(entry.name)
+        entries["since"].append(entry.since)
+        entries["slim"].append(int(entry.slim))
+        entries["files"].append(len(entry.files))
+        for file in entry.files:
+            files["suffix"].append(file.suffix)
+            files["size"].append(file.size)
+            files["mode"].append(file.mode)
+            files["pack"].append(file.pack)
+            files["offset"].append(file.offset)
+            hashes.append(file.sha256)
+    files["sha256"] = "".join(hashes)
+    payload = orjson.dumps(
+        {
+            "build": manifest.build,
+            "profile": manifest.profile,
+            "line": manifest.line,
+            "number": manifest.number,
+            "parent": manifest.parent,
+            "nonce": manifest.nonce,
+            "created": manifest.created,
+            "publisher": manifest.publisher,
+            "families": families,
+            "origins": manifest.origins,
+            "packs": [
+                {"sha256": p.sha256, "size": p.size, "ir": p.ir, "origin": p.origin, "frames": p.frames}
+                for p in manifest.packs
+            ],
+            "entries": entries,
+            "files": files,
+        }
+    )
+    stored = zstandard.ZstdCompressor(level=3).compress(payload)
+    header = {"format": FORMAT, "version": VERSION, "sha256": hashlib.sha256(stored).hexdigest()}
+    if sign is not None:
+        header["signature"] = sign(orjson.dumps(header))
+    return bytes(orjson.dumps(header)) + b"\n" + stored
+
+
+def split(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
+    """Header and stored payload of a manifest's bytes, the payload checked against the header, not yet decoded."""
+    orjson, _ = _libraries()
+    line, newline, stored = data[: _MAX_HEADER + 1].partition(b"\n")
+    try:
+        if not newline:
+            raise ValueError("no header line")
+        header = orjson.loads(line)
+        if header.get("format") != FORMAT:
+            raise ValueError("another format")
+        if header["version"] != VERSION:
+            raise ValueError(f"version {header['version']!r}, this cachehome reads {VERSION}")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise _broken(name, f"header: {error}") from None
+    if len(data) > MAX_STORED:
+        raise _broken(name, "larger than any manifest")
+    stored = data[len(line) + 1 :]
+    if hashlib.sha256(stored).hexdigest() != header["sha256"]:
+        raise _broken(name, "sha256 differs")
+    return header, stored
+
+
+def decode(data: bytes, name: str, verify: Any = None) -> Manifest:
+    """Read a manifest. *verify*: (signed bytes, signature or None) -> None, raises `Untrusted`.
+
+    Raises `IntegrityError` for anything that is not exactly a manifest of version 1.
+    """
+    orjson, zstandard = _libraries()
+    header, stored = split(data, name)
+    if verify is not None:
+        signature = header.pop("signature", None)
+        verify(orjson.dumps(header), signature)
+    try:
+        raw = zstandard.get_frame_parameters(stored).content_size
+        if not 0 < raw <= MAX_PAYLOAD or zstandard.frame_header_size(stored) >= len(stored):
+            raise ValueError("size of the payload")
+        decoder = zstandard.ZstdDecompressor().decompressobj()
+        payload = decoder.decompress(stored)
+        if len(payload) != raw or decoder.unused_data or not decoder.eof:
+            raise ValueError("not one whole frame")
+        return _manifest(orjson.loads(payload))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, zstandard.ZstdError) as error:
+        raise _broken(name, f"{type(error).__name__}: {error}") from None
+
+
+def _manifest(payload: dict[str, Any]) -> Manifest:
+    packs = tuple(_pack(row) for row in payload["packs"])
+    origins = tuple(payload["origins"])
+    if any(not isinstance(origin, dict) for origin in origins):
+        raise ValueError("an origin is not an object")
+    if any(not 0 <= pack.origin < len(origins) for pack in packs):
+        raise ValueError("a pack without origin")
+    for key, kind in (("number", int), ("build", str), ("profile", str), ("line", str), ("nonce", str)):
+        if not isinstance(payload[key], kind):
+            raise TypeError(key)
+    raw = [sum(frame[1] for frame in pack.frames) for pack in packs]
+    return Manifest(
+        build=payload["build"],
+        profile=payload["profile"],
+        line=payload["line"],
+        number=payload["number"],
+        parent=str(payload["parent"]),
+        nonce=payload["nonce"],
+        created=float(payload["created"]),
+        publisher=dict(payload["publisher"]),
+        packs=packs,
+        origins=origins,
+        entries={entry.key: entry for entry in _entries(payload, raw)},
+    )
+
+
+def _pack(row: dict[str, Any]) -> Pack:
+    sha256, size = row["sha256"], row["size"]
+    if len(sha256) != 64 or not all(c in "0123456789abcdef" for c in sha256):
+        raise ValueError("a pack's name")
+    frames = tuple((int(a), int(b), str(c)) for a, b, c in row["frames"])
+    if any(stored <= 0 or raw < 0 or len(digest) != 64 for stored, raw, digest in frames):
+        raise ValueError("a pack's frames")
+    if sum(frame[0] for frame in frames) != size:
+        raise ValueError("a pack's size")
+    return Pack(sha256, int(size), bool(row["ir"]), int(row["origin"]), frames)
+
+
+def _entries(payload: dict[str, Any], raw: list[int]) -> Iterator[Entry]:
+    families = payload["families"]
+    columns, files = payload["entries"], payload["files"]
+    names, counts = columns["name"], columns["files"]
+    suffixes, sizes, modes = files["suffix"], files["size"], files["mode"]
+    packs, offsets, hashes = files["pack"], files["offset"], files["sha256"]
+    total = len(suffixes)
+    if not len(sizes) == len(modes) == len(packs) == len(offsets) == total or len(hashes) != 64 * total:
+        raise ValueError("columns of files differ in length")
+    if not len(names) == len(counts) == len(columns["family"]) == len(columns["since"]) == len(columns["slim"]):
+        raise ValueError("columns of entries differ in length")
+    if sum(counts) != total or (counts and min(counts) < 1) or total > MAX_FILES or len(names) > MAX_ENTRIES:
+        raise ValueError("files of entries")
+    position = 0
+    seen: set[tuple[str, str]] = set()
+    plain = {""}  # suffixes that begin with a slash are checked once: names differ, suffixes recur
+    for row, name in enumerate(names):
+        family, count = families[columns["family"][row]], counts[row]
+        check_path(name)
+        if (family, name) in seen:
+            raise ValueError(f"two entries are called {name}")
+        seen.add((family, name))
+        members = []
+        for number in range(position, position + count):
+            suffix, size, pack, offset = suffixes[number], sizes[number], packs[number], offsets[number]
+            if suffix not in plain:
+                check_path(name + suffix)
+                if suffix[0] == "/":
+                    plain.add(suffix)
+            if size < 0 or offset < 0 or pack < 0 or offset + size > raw[pack]:
+                raise ValueError(f"the place of {name}{suffix}")
+            members.append(
+                File(suffix, size, modes[number] & 0o777, hashes[64 * number : 64 * number + 64], pack, offset)
+            )
+        position += count
+        if len({file.suffix for file in members}) != count:
+            raise ValueError(f"two files of {name} have one name")
+        yield Entry(family, name, int(columns["since"][row]), bool(columns["slim"][row]), tuple(members))
+
+
+def check_path(path: str) -> None:
+    """Raise ValueError unless *path* is relative, plain and short enough to be made below any live directory."""
+    if not _PATH.fullmatch(path) or len(path) > 1024:
+        raise ValueError(f"the path {path[:80]!r}")
+    if not path.isascii() and any(len(part.encode()) > 255 for part in path.split("/")):
+        raise ValueError(f"the path {path[:80]!r}")
+
+
+def _broken(name: str, reason: str) -> IntegrityError:
+    return IntegrityError(f"the manifest {name} is damaged: {reason}", name=name, reason="manifest_damaged")
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        import orjson
+        import zstandard
+    except ImportError as error:
+        raise missing_extra(error.name or "zstandard", "sync") from None
+    return orjson, zstandard

@@ -1,0 +1,146 @@
+"""A pack: an immutable file with the bytes of new entries, named by its sha256.
+
+    packs/<sha256>.tar.zst      a plain tar that `tar --zstd -tf` lists:
+        <family>/<entry name><suffix>   one member a file, ordered by extension, then name
+
+The stream is cut into independent zstd frames of about 4 MB raw, so that frames are made and read in parallel and a
+reader needs only those that hold its files. A reader does not parse tar: the manifest says where each file lies, and
+holds the sha256 of every frame, so that no byte is decoded before it is verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from cachehome.errors import IntegrityError, missing_extra
+from cachehome.store.manifest import Pack
+
+FRAME = 4 << 20
+BLOCK = 512
+END = bytes(2 * BLOCK)
+# The window is as large as a frame is: level 3 alone would look back 2 MB only.
+_WINDOW_LOG = 22
+
+
+class Piece(NamedTuple):
+    """Where a file's bytes lie in a frame: *length* of them from *start*; the frame's number is its place in a list."""
+
+    frame: int
+    start: int
+    length: int
+
+
+def member(path: str, size: int, mode: int) -> bytes:
+    """The tar header of a regular file: owner, group and time are zero, so that the same files give the same pack."""
+    encoded = path.encode("utf-8", "surrogateescape")
+    prefix = b""
+    if len(encoded) > 100:
+        cut = encoded.find(b"/", len(encoded) - 101)
+        if not 0 < cut <= 155:
+            return _long_member(path, size, mode)
+        prefix, encoded = encoded[:cut], encoded[cut + 1 :]
+    if size >= 8 << 30 or not encoded or not path.isascii():
+        return _long_member(path, size, mode)
+    header = b"%s%07o\x000000000\x000000000\x00%011o\x0000000000000\x00        0%sustar\x0000%s%s%s" % (
+        encoded.ljust(100, b"\0"),
+        mode & 0o777,
+        size,
+        bytes(100),
+        bytes(64),
+        b"0000000\x000000000\x00",
+        prefix.ljust(155, b"\0") + bytes(12),
+    )
+    return header[:148] + b"%06o\0 " % sum(header) + header[156:]
+
+
+def _long_member(path: str, size: int, mode: int) -> bytes:
+    import tarfile
+
+    info = tarfile.TarInfo(path)
+    info.size, info.mode = size, mode & 0o777
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def padding(size: int) -> bytes:
+    """What follows a member's bytes up to the next block."""
+    return bytes(-size % BLOCK)
+
+
+def compressor(compression: str) -> Callable[[bytes], bytes]:
+    """The function that makes one frame of raw bytes; *compression* is `none` or `zstd:LEVEL`."""
+    zstandard = _zstandard()
+    # "none": zstd's fastest level still makes a .zst that every tool reads; its negative levels skip most of the work.
+    level = -50 if compression == "none" else int(compression.partition(":")[2] or 3)
+    # Arguments that follow override what the level would set.
+    parameters = zstandard.ZstdCompressionParameters.from_level(level, window_log=_WINDOW_LOG, write_checksum=False)
+    compress = zstandard.ZstdCompressor(compression_params=parameters).compress
+
+    def frame(raw: bytes) -> bytes:
+        return bytes(compress(raw))
+
+    return frame
+
+
+def decompressor() -> Callable[[bytes, int], bytes]:
+    """The function that decodes one verified frame into exactly so many raw bytes. Raises `IntegrityError`."""
+    zstandard = _zstandard()
+    decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+
+    def raw(stored: bytes, size: int) -> bytes:
+        try:
+            parameters = zstandard.get_frame_parameters(stored)
+            if parameters.content_size != size:
+                raise IntegrityError("a frame's size is not what the manifest says", reason="frame_size")
+            data: bytes = decoder.decompress(stored, max_output_size=size, read_across_frames=False)
+        except zstandard.ZstdError as error:
+            raise IntegrityError(f"a frame can't be decoded: {error}", reason="frame_damaged") from None
+        if len(data) != size:
+            raise IntegrityError("a frame is shorter than the manifest says", reason="frame_size")
+        return data
+
+    return raw
+
+
+def check_frame(stored: bytes, pack: Pack, number: int) -> None:
+    """Raise `IntegrityError` unless *stored* is frame *number* of *pack*."""
+    size, _, digest = pack.frames[number]
+    if len(stored) != size or hashlib.sha256(stored).hexdigest() != digest:
+        raise IntegrityError(
+            f"pack {pack.sha256[:16]} is damaged at frame {number}", name=pack.name, reason="pack_damaged"
+        )
+
+
+class Layout:
+    """Turns offsets in a pack's raw stream into frames. `starts[i]`, `stored[i]`: where frame i begins, raw and stored."""
+
+    def __init__(self, pack: Pack) -> None:
+        self.pack = pack
+        self.starts = [0]
+        self.stored = [0]
+        for stored, raw, _ in pack.frames:
+            self.starts.append(self.starts[-1] + raw)
+            self.stored.append(self.stored[-1] + stored)
+
+    def pieces(self, offset: int, size: int) -> Iterator[Piece]:
+        """The pieces that hold *size* bytes at *offset*, in order; none for an empty file."""
+        from bisect import bisect_right
+
+        frame = bisect_right(self.starts, offset) - 1
+        while size > 0:
+            start = offset - self.starts[frame]
+            length = min(size, self.starts[frame + 1] - offset)
+            if length > 0:
+                yield Piece(frame, start, length)
+            offset += length
+            size -= length
+            frame += 1
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise missing_extra("zstandard", "sync") from None
+    return zstandard

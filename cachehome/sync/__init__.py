@@ -1,0 +1,1 @@
+"""Live directory to store and back: scan, portable, restore, publish. Needs `cachehome[sync]`."""

@@ -1,0 +1,199 @@
+"""What cachehome keeps in a live directory that it syncs.
+
+    <family's live directory>/.cachehome/
+        stamp           {"build", "whole", "restored_ns", "generation", "manifest"}: whose work lies here
+        files           {path: [size, mtime_ns, inode, sha256]}: hashes that need not be computed again
+        lock            one of a node's workers fetches at a time (flock; without it, go on)
+        staging-*/      a restore that is under way, or was killed
+        aside-*/        what was moved out of the way: broken or denied entries
+
+Compilers never look into it, scans skip it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cachehome.sync.scan import OWN, LocalFile
+
+_STAGING = "staging-"
+_ASIDE = "aside-"
+_OLD = 86_400.0  # seconds; nobody restores for a day, and nobody maps a moved library for longer than its job
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Whose work lies in a live directory.
+
+    *build*: full hash. *whole*: all of it is that build's, since it was empty when it was first stamped, or was
+    adopted; else only what is newer than *restored_ns*. *manifest*: sha256 of the manifest restored last.
+    """
+
+    build: str
+    whole: bool
+    restored_ns: int
+    generation: int | None = None
+    manifest: str = ""
+
+
+class Live:
+    """The bookkeeping of one family's live *directory*."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = os.path.realpath(directory)
+        self.own = os.path.join(self.directory, OWN)
+
+    def make(self) -> None:
+        """Create the directory and our own, for this user alone. Raises OSError."""
+        os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        os.makedirs(self.own, mode=0o700, exist_ok=True)
+
+    # -- stamp and table -------------------------------------------------------------------------------------------
+
+    def stamp(self) -> Stamp | None:
+        """The stamp; None if the directory was never synced, or its stamp can't be read."""
+        document = self._load("stamp")
+        if not isinstance(document, dict):
+            return None
+        try:
+            return Stamp(**document)
+        except TypeError:
+            return None
+
+    def write_stamp(self, stamp: Stamp) -> None:
+        """Replace the stamp."""
+        self._store("stamp", asdict(stamp))
+
+    def now_ns(self) -> int:
+        """The time that a file written here now would get: what `restored_ns` is compared with."""
+        path = os.path.join(self.own, f"clock-{uuid.uuid4().hex}")
+        with open(path, "wb"):
+            found = os.stat(path).st_mtime_ns
+        os.unlink(path)
+        return found
+
+    def table(self) -> dict[str, list[Any]]:
+        """The known hashes; {} if there are none that can be read."""
+        document = self._load("files")
+        return document if isinstance(document, dict) else {}
+
+    def write_table(self, table: dict[str, list[Any]]) -> None:
+        """Replace the known hashes. Two workers may race: a lost row costs one hash."""
+        self._store("files", table)
+
+    def _load(self, name: str) -> Any:
+        import orjson
+
+        try:
+            with open(os.path.join(self.own, name), "rb") as file:
+                return orjson.loads(file.read())
+        except (OSError, ValueError):
+            return None
+
+    def _store(self, name: str, document: Any) -> None:
+        import orjson
+
+        path = os.path.join(self.own, name)
+        temporary = f"{path}.{uuid.uuid4().hex}"
+        with open(temporary, "wb") as file:
+            file.write(orjson.dumps(document))
+        os.replace(temporary, path)
+
+    # -- moving things ---------------------------------------------------------------------------------------------
+
+    def staging(self) -> str:
+        """A new empty directory on the same file system."""
+        path = os.path.join(self.own, f"{_STAGING}{uuid.uuid4().hex}")
+        os.mkdir(path, 0o700)
+        return path
+
+    def set_aside(self, name: str, suffixes: list[str], *, tree: bool) -> None:
+        """Move the files of entry *name* out of the way, the whole directory if it is a *tree*."""
+        target = os.path.join(self.own, f"{_ASIDE}{uuid.uuid4().hex}")
+        os.mkdir(target, 0o700)
+        if tree:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(os.path.join(self.directory, name), os.path.join(target, os.path.basename(name)))
+            return
+        for suffix in suffixes:
+            path = os.path.join(self.directory, name + suffix)
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(path, os.path.join(target, os.path.basename(path)))
+
+    def tidy(self) -> None:
+        """Remove what restores of more than a day ago left behind. Never raises."""
+        with contextlib.suppress(OSError), os.scandir(self.own) as listing:
+            for entry in list(listing):
+                old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD
+                if old and entry.name.startswith((_STAGING, _ASIDE)):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                elif old and entry.name.startswith(("clock-", "stamp.", "files.")):
+                    os.unlink(entry.path)
+
+    @contextlib.contextmanager
+    def locked(self, timeout: float) -> Iterator[bool]:
+        """Hold the node's lock for this directory if it can be had within *timeout* seconds; yields whether.
+
+        flock(2) by hand: importing filelock costs more than a slim restore may. Nothing rests on the lock.
+        """
+        import fcntl
+
+        try:
+            descriptor = os.open(os.path.join(self.own, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            yield False
+            return
+        try:
+            held = False
+            deadline = time.monotonic() + timeout
+            while not held:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    held = True
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        break
+                    time.sleep(0.05)
+                except OSError:  # no locks here (ENOLCK, ENOSYS, ...): any of them means the same
+                    break
+            yield held
+        finally:
+            os.close(descriptor)  # never unlinked: waiters would lock another inode
+
+
+def row(file: LocalFile, sha256: str) -> list[Any]:
+    """A row of the table for *file*."""
+    return [file.size, file.mtime_ns, file.inode, sha256]
+
+
+def known(table: dict[str, list[Any]], path: str, file: LocalFile) -> str:
+    """The hash of *file*, "" if it is not known or the file has changed since."""
+    found = table.get(path)
+    if found is None or found[:3] != [file.size, file.mtime_ns, file.inode]:
+        return ""
+    return str(found[3])
+
+
+def trouble(directory: str) -> str:
+    """Why a live *directory* can't be trusted, "" if it can: code is loaded from it."""
+    try:
+        found = os.lstat(directory)
+    except FileNotFoundError:
+        return ""
+    if stat.S_ISLNK(found.st_mode):
+        found = os.stat(directory)
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{directory} is not a directory"
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"{directory} belongs to uid {found.st_uid}"
+    if found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX:
+        return f"{directory} can be written by everybody"
+    return ""

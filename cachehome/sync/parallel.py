@@ -1,0 +1,173 @@
+"""Workers: the same function over many tasks, on all cores, results in the order of the tasks.
+
+Forked processes where that is safe, which is in a process with one thread; threads elsewhere (inside a driver that has
+torch loaded). Small files are bound by the interpreter's lock: two processes do what sixteen threads can't.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import pickle
+import select
+import signal
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+Task = TypeVar("Task")
+
+_HEADER = struct.Struct("<BIQ")
+_TOKEN = struct.Struct("<H")
+_MOST_TASKS = 32_000  # the tokens of all tasks fit a pipe
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def each(
+    function: Callable[[Task], Any],
+    tasks: Sequence[Task],
+    *,
+    workers: int | None = None,
+    deadline: float | None = None,
+) -> Iterator[Any]:
+    """Yield `function(task)` of each task, in order. What a task raises is raised here, and ends the others.
+
+    Results are made of numbers, strings, bytes, tuples, lists, dicts and None. *deadline*: `time.monotonic()` after
+    which `TimeoutError` is raised and forked workers are killed, whatever they hang in.
+    """
+    workers = min(workers or min(cores(), 8), len(tasks))
+    if workers <= 1:
+        return map(function, tasks)
+    if _may_fork() and len(tasks) <= _MOST_TASKS:
+        return _forked(function, tasks, workers, deadline)
+    return _threaded(function, tasks, workers, deadline)
+
+
+def _may_fork() -> bool:
+    if not hasattr(os, "fork") or sys.platform == "darwin" or threading.active_count() != 1:
+        return False
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
+
+
+def _threaded(
+    function: Callable[[Task], Any], tasks: Sequence[Task], workers: int, deadline: float | None
+) -> Iterator[Any]:
+    from collections import deque
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="cachehome")
+    try:
+        waiting: deque[Future[Any]] = deque()
+        for task in tasks:
+            waiting.append(pool.submit(function, task))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result(_left(deadline))
+        while waiting:
+            yield waiting.popleft().result(_left(deadline))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def _forked(
+    function: Callable[[Task], Any], tasks: Sequence[Task], workers: int, deadline: float | None
+) -> Iterator[Any]:
+    tokens, feed = os.pipe()
+    os.write(feed, b"".join(map(_TOKEN.pack, range(len(tasks)))))
+    os.close(feed)
+    children: dict[int, int] = {}  # read end of its results -> pid
+    try:
+        for _ in range(workers):
+            results, mine = os.pipe()
+            pid = os.fork()
+            if not pid:
+                _child(function, tasks, tokens, mine)
+            os.close(mine)
+            children[results] = pid
+        yield from _collect(children, len(tasks), deadline)
+    finally:
+        os.close(tokens)
+        for results, pid in children.items():
+            os.close(results)
+            os.kill(pid, signal.SIGKILL)
+            # A child that hangs in the kernel can't be reaped now; init or our own end will.
+            if deadline is None or time.monotonic() < deadline:
+                os.waitpid(pid, 0)
+            else:
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _child(function: Callable[[Task], Any], tasks: Sequence[Task], tokens: int, mine: int) -> None:
+    """The life of a forked worker. Never returns: nothing of the parent's may run twice."""
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        while token := os.read(tokens, _TOKEN.size):  # one read takes one token, also with several readers
+            (number,) = _TOKEN.unpack(token)
+            try:
+                failed, data = 0, marshal.dumps(function(tasks[number]))
+            except Exception as error:
+                failed, data = 1, pickle.dumps(error)
+            view = memoryview(_HEADER.pack(failed, number, len(data)) + data)
+            while view:
+                view = view[os.write(mine, view) :]
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _collect(children: dict[int, int], count: int, deadline: float | None) -> Iterator[Any]:
+    buffers: dict[int, bytearray] = {results: bytearray() for results in children}
+    done: dict[int, Any] = {}
+    poll = select.poll()
+    for results in buffers:
+        poll.register(results, select.POLLIN | select.POLLHUP)
+    for wanted in range(count):
+        while wanted not in done:
+            left = _left(deadline)
+            ready = poll.poll(None if left is None else left * 1000)
+            if not ready:
+                raise TimeoutError("workers did not answer in time")
+            for results, _ in ready:
+                data = os.read(results, 1 << 20)
+                if not data:
+                    poll.unregister(results)
+                    del buffers[results]
+                    if not buffers and not done and wanted < count:
+                        raise ChildProcessError("a worker died")
+                    continue
+                buffers[results] += data
+                _take(buffers[results], done)
+            if not buffers and wanted not in done:
+                raise ChildProcessError("a worker died")
+        yield done.pop(wanted)
+
+
+def _take(buffer: bytearray, done: dict[int, Any]) -> None:
+    while len(buffer) >= _HEADER.size:
+        failed, number, length = _HEADER.unpack_from(buffer)
+        end = _HEADER.size + length
+        if len(buffer) < end:
+            return
+        data = bytes(memoryview(buffer)[_HEADER.size : end])
+        del buffer[:end]
+        if failed:
+            raise pickle.loads(data)
+        done[number] = marshal.loads(data)

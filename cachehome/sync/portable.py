@@ -1,0 +1,154 @@
+"""What a file must be to leave this machine, and what changes in it on the way.
+
+    kind of file            must be                                                   changes
+    __grp__*.json           {"child_paths": {name: path}}, every child beside it      paths: names in the store, absolute here
+    *.so *.o *.cubin        an ELF file with all its sections                         -
+    *.hsaco
+    fxgraph/*, aotautograd/*  named by the sha256 of its bytes                        -
+    *.py                    Python that parses                                        -
+    *.best_config           a JSON object                                             -
+    other *.json of Triton  a JSON object                                             -
+    everything              not empty
+
+`check` and `canonical` work on bytes, so that a file is read once.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import struct
+from collections.abc import Collection
+from typing import Any
+
+GROUP = "__grp__"
+_CONTENT_NAMED = ("fxgraph/", "aotautograd/")
+_LIBRARIES = (".so", ".o", ".cubin", ".hsaco")
+_OBJECTS = (".best_config", ".json")
+
+
+def is_group(path: str) -> bool:
+    """Whether *path* is a Triton group: the file that names the others of a kernel by absolute path."""
+    return os.path.basename(path).startswith(GROUP) and path.endswith(".json")
+
+
+def canonical(path: str, data: bytes) -> bytes:
+    """The bytes of *path* as a store keeps them, the same whatever directory they lay in. Raises ValueError."""
+    if not is_group(path):
+        return data
+    return _group({name: name for name in children(data)})
+
+
+def children(group: bytes) -> list[str]:
+    """The names that a group file holds, in its order. Raises ValueError if it is none."""
+    document = _object(group)
+    paths = document.get("child_paths")
+    if not isinstance(paths, dict) or not all(isinstance(path, str) for path in paths.values()):
+        raise ValueError("not a group of child paths")
+    for name in paths:
+        if not name or "/" in name or "\0" in name or name[0] == ".":
+            raise ValueError(f"the child {name[:80]!r}")
+    return list(paths)
+
+
+def local(group: bytes, directory: str, present: Collection[str]) -> bytes:
+    """A stored group as it must read in *directory*, with those of its children that are *present* there."""
+    return _group({name: os.path.join(directory, name) for name in children(group) if name in present})
+
+
+def points_here(group: bytes, directory: str) -> bool:
+    """Whether the children of a local group file are named in *directory*, as a reader of Triton needs it."""
+    document = _object(group)
+    return all(os.path.dirname(path) == directory for path in document["child_paths"].values())
+
+
+def _group(paths: dict[str, str]) -> bytes:
+    import json
+
+    return json.dumps({"child_paths": paths}).encode()
+
+
+def check(path: str, data: bytes) -> str:
+    """What is wrong with a file, "" if nothing is. *path* is relative to its family's directory."""
+    if not data:
+        return "empty"
+    if path.endswith(_LIBRARIES):
+        return _elf(data, len(data))
+    if path.startswith(_CONTENT_NAMED):
+        return _content_name(os.path.basename(path), data)
+    if path.endswith(".py"):
+        return _python(data)
+    if path.endswith(_OBJECTS):
+        try:
+            document = _object(data)
+        except ValueError as error:
+            return str(error)
+        if is_group(path) and not isinstance(document.get("child_paths"), dict):
+            return "not a group of child paths"
+    return ""
+
+
+def check_group(data: bytes, present: Collection[str]) -> str:
+    """What is wrong with a group whose directory holds the files *present*."""
+    try:
+        missing = [name for name in children(data) if name not in present]
+    except ValueError as error:
+        return str(error)
+    return f"{missing[0]} is missing" if missing else ""
+
+
+def check_local(path: str, name: str, size: int) -> str:
+    """`check` for the file *path* on disk, whose name below its family's directory is *name*; reads what it must."""
+    if not size:
+        return "empty"
+    if name.endswith(_LIBRARIES):
+        with open(path, "rb") as file:
+            return _elf(file.read(64), size)
+    with open(path, "rb") as file:
+        return check(name, file.read())
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    import orjson
+
+    document = orjson.loads(data)  # its error is a ValueError
+    if not isinstance(document, dict):
+        raise ValueError("not a JSON object")
+    return document
+
+
+def _content_name(name: str, data: bytes) -> str:
+    # torch/_inductor/codecache.py, sha256_hash: base 32, lower case, cut.
+    digest = base64.b32encode(hashlib.sha256(data).digest()).decode().lower()
+    return "" if digest.startswith(name) else "its name is not the sha256 of its bytes"
+
+
+def _python(data: bytes) -> str:
+    import ast
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return f"does not parse: {error}"
+    return ""
+
+
+def _elf(head: bytes, size: int) -> str:
+    """Whether an ELF file is as long as its own tables say. A short one kills the process that maps it (SIGBUS)."""
+    if head[:4] != b"\x7fELF":
+        # Other systems' libraries (Mach-O, PE) and archives have no such table.
+        return "cut short" if b"\x7fELF".startswith(head[:4]) else ""
+    order = {1: "<", 2: ">"}.get(head[5] if len(head) > 5 else 0)
+    layout = {1: ("I", 0x20, "HHH", 0x2E, 52), 2: ("Q", 0x28, "HHH", 0x3A, 64)}.get(head[4] if order else 0)
+    if order is None or layout is None or len(head) < layout[4]:
+        return "cut short"
+    word, at, halves, tail, _ = layout
+    (sections,) = struct.unpack_from(order + word, head, at)
+    entry_size, count, _ = struct.unpack_from(order + halves, head, tail)
+    return "cut short" if sections + entry_size * count > size else ""
+
+

@@ -1,0 +1,70 @@
+"""The record: how one restore or publish ended.
+
+    {"action": "restore", "outcome": "hit", "reason": "restored", "build": ..., "profile": ..., "generation": 7,
+     "entries": 812, "files": 6496, "bytes": 41000000, "fetched_bytes": 5200000,
+     "seconds": {"scan": .01, "fetch": .2, ...}, "details": {...}}
+
+outcome      hit | miss | rejected | unavailable | disabled
+reason       one word for programs, `details["message"]` the same in a line for people
+entries, files, bytes   what was installed, or what was newly published
+fetched_bytes           bytes read from the store's packs, or written to it
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+OUTCOMES = ("hit", "miss", "rejected", "unavailable", "disabled")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One restore or publish. See the module's docstring for the fields."""
+
+    action: str
+    outcome: str
+    reason: str
+    build: str = ""
+    profile: str = ""
+    generation: int | None = None
+    entries: int = 0
+    files: int = 0
+    bytes: int = 0
+    fetched_bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON types; `Record(**record.to_json())` is the record again."""
+        return asdict(self)
+
+    def line(self) -> str:
+        """The record for people."""
+        what = f"{self.action}: {self.outcome}, {self.reason}"
+        if self.generation is not None:
+            what += f", generation {self.generation} of {self.build[:8]}/{self.profile[:16]}"
+        if self.files:
+            what += f", {self.entries} entries, {self.files} files, {self.bytes / 1e6:.1f} MB"
+        if self.seconds:
+            what += f", {sum(self.seconds.values()):.2f} s"
+        message = self.details.get("message")
+        return f"{what} ({message})" if message else what
+
+
+class Phases:
+    """Seconds by phase, added up: `with phases("scan"): ...`."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - begin, 6)

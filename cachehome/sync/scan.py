@@ -1,0 +1,125 @@
+"""A live directory as entries: which files of a family's directory belong together, by the catalogue's rules.
+
+Files that fit no rule, symbolic links, and names that are never carried are not seen. Nothing is opened here: what a
+file holds is portable.py's matter.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cachehome.families import Family
+
+OWN = ".cachehome"
+
+
+class LocalFile(NamedTuple):
+    """A file of an entry. Its path below the family's directory is the entry's name + `suffix`."""
+
+    suffix: str
+    size: int
+    mtime_ns: int
+    inode: int
+    mode: int
+
+
+class LocalEntry(NamedTuple):
+    """An entry as it lies in a live directory. `growing`: the last one published wins."""
+
+    family: str
+    name: str
+    growing: bool
+    files: tuple[LocalFile, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.family, self.name)
+
+    @property
+    def newest_ns(self) -> int:
+        return max(file.mtime_ns for file in self.files)
+
+
+class _Rules:
+    """The patterns of a family, compiled once."""
+
+    def __init__(self, family: Family) -> None:
+        def joined(*kinds: str) -> re.Pattern[str] | None:
+            patterns = [pattern for kind, pattern in family.entries if kind in kinds]
+            return re.compile("|".join(f"(?:{pattern})" for pattern in patterns)) if patterns else None
+
+        self.tree = joined("tree")
+        self.file = joined("file")
+        self.growing = joined("growing")
+        self.stems = [re.compile(pattern) for kind, pattern in family.entries if kind == "stem"]
+        self.never = re.compile("|".join(f"(?:{pattern})" for pattern in family.never) or r"(?!)")
+
+    def entry_of(self, path: str) -> tuple[str, bool] | None:
+        """(name of the entry, growing) of a file that no tree holds; None if it belongs to none."""
+        for stem in self.stems:
+            found = stem.fullmatch(path)
+            if found:
+                return found.group(1), False
+        if self.file and self.file.fullmatch(path):
+            return path, False
+        if self.growing and self.growing.fullmatch(path):
+            return path, True
+        return None
+
+
+def scan(family: Family, directory: str) -> dict[str, LocalEntry]:
+    """Entries of *family* in its live *directory*, by name; {} if there is none.
+
+    Files may vanish while it looks: what is gone is not there. Raises OSError if *directory* can't be read.
+    """
+    rules = _Rules(family)
+    files: dict[str, list[LocalFile]] = {}
+    growing: set[str] = set()
+    for path, entry, found in _walk(directory, "", rules, None):
+        if entry is None:
+            belongs = rules.entry_of(path)
+            if belongs is None:
+                continue
+            entry, grows = belongs
+            if grows:
+                growing.add(entry)
+        files.setdefault(entry, []).append(_local(path[len(entry) :], found))
+    return {
+        name: LocalEntry(family.name, name, name in growing, tuple(sorted(members)))
+        for name, members in files.items()
+    }
+
+
+def _local(suffix: str, found: os.stat_result) -> LocalFile:
+    return LocalFile(suffix, found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode & 0o777)
+
+
+def _walk(
+    directory: str, prefix: str, rules: _Rules, tree: str | None
+) -> Iterator[tuple[str, str | None, os.stat_result]]:
+    """(path, the tree that holds it or None, its status) of each regular file below."""
+    try:
+        with os.scandir(directory) as listing:
+            entries = list(listing)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        name = entry.name
+        if name[0] == ".":
+            continue
+        path = prefix + name
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                if rules.never.fullmatch(path):
+                    continue
+                within = tree
+                if within is None and rules.tree and rules.tree.fullmatch(path):
+                    within = path
+                yield from _walk(entry.path, path + "/", rules, within)
+            elif entry.is_file(follow_symlinks=False) and not (rules.never.fullmatch(path)):
+                yield path, tree, entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue
