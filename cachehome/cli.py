@@ -60,7 +60,9 @@ def parser_of(verb: str, help_only: bool = False) -> argparse.ArgumentParser:
     group = None
     for key in getattr(module, "SETTINGS", ()):
         row = settings_module.BY_KEY[key]
-        group = group or parser.add_argument_group("settings", "each also a variable and a key of cachehome.toml")
+        group = group or parser.add_argument_group(
+            "settings", "each also a variable and a key of cachehome.toml"
+        )
         group.add_argument(
             row.flag,
             dest=f"setting_{key}",

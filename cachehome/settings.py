@@ -308,7 +308,11 @@ TABLE: tuple[Setting, ...] = (
     Setting("diagnostics", _switch, False, _SWITCH, "counters of what was hit"),
     Setting("report_dir", _path, "", "a directory", "where the JSON reports go"),
     Setting(
-        "signing_key", _path, "", "a file made by `cachehome keygen`", "private key that signs what is published"
+        "signing_key",
+        _path,
+        "",
+        "a file made by `cachehome keygen`",
+        "private key that signs what is published",
     ),
     Setting(
         "trusted_keys",
@@ -485,7 +489,12 @@ def _unknown(key: str, source: str, known: Mapping[str, object]) -> ConfigError:
 def _unknown_variables(environ: Mapping[str, str]) -> list[ConfigError]:
     found = []
     for name in sorted(environ):
-        if not name.startswith(PREFIX) or name in BY_VARIABLE or name in NOT_SETTINGS or not environ[name].strip():
+        if (
+            not name.startswith(PREFIX)
+            or name in BY_VARIABLE
+            or name in NOT_SETTINGS
+            or not environ[name].strip()
+        ):
             continue
         # Kubernetes gives every pod such variables for a service that somebody called "cachehome".
         if name.startswith((PREFIX + "SERVICE_", PREFIX + "PORT")):

@@ -63,7 +63,9 @@ def _build(store: Store, build: str) -> dict[str, Any]:
 
 
 def _text(build: dict[str, Any]) -> list[str]:
-    lines = [f"build {build['build'][:16]}  {build['files']} files, {output.size(build['bytes'])} in the store"]
+    lines = [
+        f"build {build['build'][:16]}  {build['files']} files, {output.size(build['bytes'])} in the store"
+    ]
     for profile in build["profiles"]:
         lines.append(f"  profile {profile['profile'][:40]}")
         for found in profile["generations"]:

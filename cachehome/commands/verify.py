@@ -97,7 +97,9 @@ def _pack(
         begin, end = layout.starts[number], layout.starts[number + 1]
         while waiting and waiting[0][0] < end:
             offset, size, digest = waiting.pop(0)
-            running.append((offset + size, hashlib.sha256(raw[offset - begin : offset - begin + size]), digest))
+            running.append(
+                (offset + size, hashlib.sha256(raw[offset - begin : offset - begin + size]), digest)
+            )
             totals["files"] += 1
             totals["bytes"] += size
         still = []

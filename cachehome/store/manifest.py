@@ -257,7 +257,13 @@ def _entries(payload: dict[str, Any], raw: list[int]) -> Iterator[Entry]:
     total = len(suffixes)
     if not len(sizes) == len(modes) == len(packs) == len(offsets) == total or len(hashes) != 64 * total:
         raise ValueError("columns of files differ in length")
-    if not len(names) == len(counts) == len(columns["family"]) == len(columns["since"]) == len(columns["slim"]):
+    if (
+        not len(names)
+        == len(counts)
+        == len(columns["family"])
+        == len(columns["since"])
+        == len(columns["slim"])
+    ):
         raise ValueError("columns of entries differ in length")
     if sum(counts) != total or (counts and min(counts) < 1) or total > MAX_FILES or len(names) > MAX_ENTRIES:
         raise ValueError("files of entries")
@@ -280,7 +286,9 @@ def _entries(payload: dict[str, Any], raw: list[int]) -> Iterator[Entry]:
             if size < 0 or offset < 0 or pack < 0 or offset + size > raw[pack]:
                 raise ValueError(f"the place of {name}{suffix}")
             members.append(
-                File(suffix, size, modes[number] & 0o777, hashes[64 * number : 64 * number + 64], pack, offset)
+                File(
+                    suffix, size, modes[number] & 0o777, hashes[64 * number : 64 * number + 64], pack, offset
+                )
             )
         position += count
         if len({file.suffix for file in members}) != count:

@@ -74,7 +74,9 @@ def compressor(compression: str) -> Callable[[bytes], bytes]:
     # "none": zstd's fastest level still makes a .zst that every tool reads; its negative levels skip most of the work.
     level = -50 if compression == "none" else int(compression.partition(":")[2] or 3)
     # Arguments that follow override what the level would set.
-    parameters = zstandard.ZstdCompressionParameters.from_level(level, window_log=_WINDOW_LOG, write_checksum=False)
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        level, window_log=_WINDOW_LOG, write_checksum=False
+    )
     compress = zstandard.ZstdCompressor(compression_params=parameters).compress
 
     def frame(raw: bytes) -> bytes:

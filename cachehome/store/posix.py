@@ -38,9 +38,7 @@ def _unavailable(error: OSError, path: str, verb: str) -> StoreError:
         **dict.fromkeys(_FULL, "make room there or raise the quota"),
         **dict.fromkeys(_DENIED, "check owner and mode, or set publish = off for a reader"),
     }.get(error.errno or 0, "check the mount")
-    return StoreUnavailable(
-        f"cannot {verb} {path}: {why}; {advice}", path=path, verb=verb, errno=error.errno
-    )
+    return StoreUnavailable(f"cannot {verb} {path}: {why}; {advice}", path=path, verb=verb, errno=error.errno)
 
 
 class PosixBackend:
@@ -68,11 +66,15 @@ class PosixBackend:
                 return
         except NotADirectoryError as error:
             raise StoreUnavailable(
-                f"the store {path} is a file, or lies below one: name a directory", path=path, errno=error.errno
+                f"the store {path} is a file, or lies below one: name a directory",
+                path=path,
+                errno=error.errno,
             ) from None
         except FileNotFoundError as error:
             raise StoreUnavailable(
-                f"the store {path} does not exist: mount it, or make it (mkdir -p)", path=path, errno=error.errno
+                f"the store {path} does not exist: mount it, or make it (mkdir -p)",
+                path=path,
+                errno=error.errno,
             ) from None
         except OSError as error:
             raise _unavailable(error, path, "read the store") from None
@@ -184,7 +186,9 @@ class PosixBackend:
             return os.stat(self.path(name))
         except OSError as error:
             if error.errno in (*_ABSENT, errno.ESTALE):
-                raise NotInStore(f"{self.path(name)} is not in the store", name=name, errno=error.errno) from None
+                raise NotInStore(
+                    f"{self.path(name)} is not in the store", name=name, errno=error.errno
+                ) from None
             raise _unavailable(error, self.path(name), "read") from None
 
     def _server_time(self) -> float:

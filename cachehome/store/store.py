@@ -103,7 +103,9 @@ class Store:
     def numbers(self, build: str, profile: str) -> list[int]:
         """Numbers of the generations listed, ascending. The last one is the newest, whatever CURRENT says."""
         names = self.backend.list(f"{build}/profiles/{profile}/generations")
-        return sorted(int(name) for name in names if len(name) >= _DIGITS and name.isdecimal() and name.isascii())
+        return sorted(
+            int(name) for name in names if len(name) >= _DIGITS and name.isdecimal() and name.isascii()
+        )
 
     def packs(self, build: str) -> set[str]:
         """sha256 of each pack that is listed."""
@@ -241,7 +243,9 @@ def _generation_name(build: str, profile: str, number: int) -> str:
     return f"{build}/profiles/{profile}/generations/{number:0{_DIGITS}d}"
 
 
-def _missing(start: Manifest | None, addition: Addition, lost: frozenset[str]) -> dict[tuple[str, str], Entry]:
+def _missing(
+    start: Manifest | None, addition: Addition, lost: frozenset[str]
+) -> dict[tuple[str, str], Entry]:
     """The entries of *addition* that *start* lacks, or holds only in packs that are gone."""
     if start is None:
         return addition.entries
@@ -280,7 +284,10 @@ def _merge(
         return place[pack.sha256]
 
     def take(
-        found: dict[tuple[str, str], Entry], of: tuple[Pack, ...], origin: tuple[dict[str, Any], ...], since: int | None
+        found: dict[tuple[str, str], Entry],
+        of: tuple[Pack, ...],
+        origin: tuple[dict[str, Any], ...],
+        since: int | None,
     ) -> None:
         moved: dict[int, int] = {}
         for key, entry in found.items():

@@ -150,5 +150,3 @@ def _elf(head: bytes, size: int) -> str:
     (sections,) = struct.unpack_from(order + word, head, at)
     entry_size, count, _ = struct.unpack_from(order + halves, head, tail)
     return "cut short" if sections + entry_size * count > size else ""
-
-

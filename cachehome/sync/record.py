@@ -16,7 +16,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from cachehome.errors import CommitConflict, StoreError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from cachehome.identity import Identity
+    from cachehome.settings import Settings
 
 OUTCOMES = ("hit", "miss", "rejected", "unavailable", "disabled")
 
@@ -68,3 +74,40 @@ class Phases:
             yield
         finally:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - begin, 6)
+
+
+class Work:
+    """A restore or publish under way: what its record will say."""
+
+    def __init__(self, action: str, settings: Settings, identity: Identity) -> None:
+        self.action = action
+        self.settings = settings
+        self.identity = identity
+        self.phases = Phases()
+        self.details: dict[str, Any] = {}
+
+    def record(self, outcome: str, reason: str, **details: Any) -> Record:
+        """The record, with what is known so far."""
+        return Record(
+            self.action,
+            outcome,
+            reason,
+            self.identity.build_key,
+            self.identity.profile_key,
+            seconds=self.phases.seconds,
+            details=self.details | details,
+        )
+
+    def failed(self, error: OSError) -> Record:
+        """The record of a store or a file system that did not do what was asked."""
+        if isinstance(error, CommitConflict):
+            return self.record("unavailable", "commit_conflict", message=str(error))
+        if isinstance(error, StoreError):
+            outcome, reason = "rejected", "store_error"
+            if isinstance(error, StoreUnavailable):
+                outcome, reason = "unavailable", "store_unavailable"
+            return self.record(outcome, error.fields.get("reason") or reason, message=str(error))
+        if isinstance(error, TimeoutError):
+            return self.record("unavailable", "store_timeout", message=str(error))
+        where = f"{error.filename}: " if error.filename else ""
+        return self.record("unavailable", "local_error", message=f"{where}{error.strerror or error}")

@@ -9,24 +9,27 @@ recorded, the next older generation is tried, and in the end it is a cold start.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from cachehome.errors import CacheHomeError, ConfigError, IntegrityError, NotInStore, StoreError, StoreUnavailable
-from cachehome.families import Family
-from cachehome.store.backend import Backend
-from cachehome.store.manifest import Entry, Manifest, Pack
-from cachehome.store.pack import Layout, Piece, check_frame, decompressor
+from cachehome.errors import (
+    CacheHomeError,
+    ConfigError,
+    IntegrityError,
+    NotInStore,
+    StoreUnavailable,
+)
+from cachehome.store.manifest import Entry, Manifest
 from cachehome.store.store import Generation, Store
 from cachehome.sync import parallel, portable
 from cachehome.sync.live import Live, Stamp, known, trouble
-from cachehome.sync.record import Phases, Record
+from cachehome.sync.record import Record, Work
 from cachehome.sync.scan import LocalEntry, scan
+from cachehome.sync.stage import Place, Stager, Target, tasks_of
 
 if TYPE_CHECKING:
     from cachehome.identity import Identity
@@ -35,30 +38,6 @@ if TYPE_CHECKING:
 _READ = 4 << 20  # stored bytes that a worker reads at once
 _QUIET = 60.0  # seconds after which an incomplete entry is nobody's work in progress
 _TASK = 24 << 20  # raw bytes of a task: enough that opening a pack does not count, few enough to share out
-
-
-class Place(NamedTuple):
-    """A file to be written: where it lies in its pack's raw stream, and where it goes."""
-
-    offset: int
-    size: int
-    sha256: str
-    family: int
-    path: str
-    mode: int
-
-
-@dataclass(slots=True)
-class _Target:
-    """One family's live directory during a restore."""
-
-    family: Family
-    live: Live
-    local: dict[str, LocalEntry] = field(default_factory=dict)
-    table: dict[str, list[Any]] = field(default_factory=dict)
-    wanted: list[Entry] = field(default_factory=list)
-    staging: str = ""
-    descriptor: int = -1
 
 
 def restore(
@@ -78,44 +57,23 @@ def restore(
         return work.run(number)
     except ConfigError:
         raise
-    except StoreError as error:
-        outcome = "unavailable" if isinstance(error, StoreUnavailable) else "rejected"
-        reason = error.fields.get("reason") or ("store_unavailable" if outcome == "unavailable" else "store_error")
-        return work.record(outcome, str(reason), message=str(error))
-    except TimeoutError as error:
-        return work.record("unavailable", "store_timeout", message=str(error))
     except OSError as error:
-        return work.record("unavailable", "local_error", message=f"{error.filename or ''}: {error.strerror or error}")
+        return work.failed(error)
 
 
-class _Restore:
+class _Restore(Work):
     def __init__(self, settings: Settings, identity: Identity, directories: Mapping[str, str] | None) -> None:
         from cachehome import families, home
 
-        self.settings = settings
-        self.identity = identity
-        self.phases = Phases()
+        super().__init__("restore", settings, identity)
         self.rejected: list[dict[str, Any]] = []
         catalogue = families.catalogue(plugins=True)
         if directories is None:
             directories = home.directories(os.environ)
         self.targets = [
-            _Target(catalogue[name], Live(path)) for name, path in directories.items() if name in catalogue
+            Target(catalogue[name], Live(path)) for name, path in directories.items() if name in catalogue
         ]
-        self.details: dict[str, Any] = {"directories": {t.family.name: t.live.directory for t in self.targets}}
-
-    def record(self, outcome: str, reason: str, **details: Any) -> Record:
-        if self.rejected:
-            self.details["rejected"] = self.rejected
-        return Record(
-            "restore",
-            outcome,
-            reason,
-            self.identity.build_key,
-            self.identity.profile_key,
-            seconds=self.phases.seconds,
-            details=self.details | details,
-        )
+        self.details["directories"] = {t.family.name: t.live.directory for t in self.targets}
 
     def run(self, number: int | None) -> Record:
         if not self.settings.store:
@@ -185,13 +143,14 @@ class _Restore:
         return [(other.manifest.profile, other.number)] if other else []
 
     def _reject(self, profile: str, number: int, reason: str, error: Exception) -> None:
+        self.details.setdefault("rejected", self.rejected)
         self.rejected.append(
             {"profile": profile, "generation": number, "reason": reason, "message": str(error)}
         )
 
     # -- the live directory ----------------------------------------------------------------------------------------
 
-    def _set_broken_aside(self, target: _Target) -> None:
+    def _set_broken_aside(self, target: Target) -> None:
         """Move entries that would break a reader out of the way; what was hashed and has not changed is not read."""
         for entry in list(target.local.values()):
             problem = broken(target.live, target.table, entry)
@@ -201,11 +160,13 @@ class _Restore:
                 del target.local[entry.name]
                 self.details.setdefault("set_aside", []).append(f"{entry.family}/{entry.name}: {problem}")
 
-    def _stamp(self, target: _Target, result: Record) -> None:
+    def _stamp(self, target: Target, result: Record) -> None:
         before = target.live.stamp()
         whole = before.whole if before else not target.local
         manifest = str(result.details.get("manifest", "")) or (before.manifest if before else "")
-        generation = result.generation if result.generation is not None else (before.generation if before else None)
+        generation = (
+            result.generation if result.generation is not None else (before.generation if before else None)
+        )
         target.live.write_stamp(
             Stamp(self.identity.build_key, whole, target.live.now_ns(), generation, manifest)
         )
@@ -279,7 +240,7 @@ class _Restore:
                 target.wanted.append(entry)
         return {reason: count for reason, count in skipped.items() if count}
 
-    def _incomplete(self, target: _Target, entry: Entry) -> bool:
+    def _incomplete(self, target: Target, entry: Entry) -> bool:
         """Whether a local entry lacks files that a reader needs: a killed run left it. A tree is then moved aside."""
         local = target.local[entry.name]
         have = {file.suffix for file in local.files}
@@ -311,7 +272,9 @@ class _Restore:
                         Place(file.offset, file.size, file.sha256, number, name + file.suffix, mode)
                     )
         self._check_room(sum(place.size for found in places.values() for place in found))
-        tasks = [task for pack, found in sorted(places.items()) for task in _tasks(manifest.packs[pack], found)]
+        tasks = [
+            task for pack, found in sorted(places.items()) for task in tasks_of(manifest.packs[pack], found)
+        ]
         for target in self.targets:
             if target.wanted:
                 target.staging = target.live.staging()
@@ -320,7 +283,7 @@ class _Restore:
             number: {entry.name: [file.suffix for file in entry.files] for entry in target.wanted}
             for number, target in enumerate(self.targets)
         }
-        worker = _Worker(store.backend, self.identity.build_key, self.targets, groups, slim)
+        worker = Stager(store.backend, self.identity.build_key, self.targets, groups, slim)
         deadline = time.monotonic() + self.settings.store_timeout_seconds
         fetched = 0
         for stored, rows in parallel.each(worker, tasks, deadline=deadline):
@@ -356,7 +319,7 @@ class _Restore:
         return entries, files, size
 
 
-def _move(target: _Target, entry: Entry, suffixes: list[str], made: set[str]) -> bool:
+def _move(target: Target, entry: Entry, suffixes: list[str], made: set[str]) -> bool:
     """Move a staged entry into the live directory; False if somebody else's is there by now."""
     live, staging = target.live.directory, target.staging
     parent = os.path.dirname(entry.name)
@@ -385,152 +348,6 @@ def _move(target: _Target, entry: Entry, suffixes: list[str], made: set[str]) ->
 
 def _is_tree(entry: LocalEntry) -> bool:
     return any(file.suffix.startswith("/") for file in entry.files)
-
-
-def _tasks(pack: Pack, places: list[Place]) -> list[tuple[Pack, list[tuple[Place, list[Piece]]]]]:
-    """Split the files of a pack into tasks: runs of files whose frames follow each other."""
-    layout = Layout(pack)
-    tasks: list[tuple[Pack, list[tuple[Place, list[Piece]]]]] = []
-    last = -2
-    raw = 0
-    for place in sorted(places):
-        pieces = list(layout.pieces(place.offset, place.size))
-        first = pieces[0].frame if pieces else last
-        if not tasks or first > last + 1 or (raw >= _TASK and first > last):
-            tasks.append((pack, []))
-            raw = 0
-        tasks[-1][1].append((place, pieces))
-        last = pieces[-1].frame if pieces else last
-        raw += place.size
-    return tasks
-
-
-class _Worker:
-    """Reads frames, verifies, decodes, and writes files into the staging directories."""
-
-    def __init__(
-        self,
-        backend: Backend,
-        build: str,
-        targets: list[_Target],
-        names: dict[int, dict[str, list[str]]],
-        slim: bool,
-    ) -> None:
-        self.backend = backend
-        self.build = build
-        self.targets = targets
-        self.names = names
-        self.slim = slim
-
-    def __call__(
-        self, task: tuple[Pack, list[tuple[Place, list[Piece]]]]
-    ) -> tuple[int, list[tuple[int, str, int, int, int, str]]]:
-        """(stored bytes read, a row of the table for each file)."""
-        pack, files = task
-        frames = _Frames(self.backend, self.build, pack, files)
-        rows = []
-        for place, pieces in files:
-            if len(pieces) == 1:
-                _, start, length = pieces[0]
-                parts = [memoryview(frames.raw(pieces[0].frame))[start : start + length]]
-                digest = hashlib.sha256(parts[0]).hexdigest()
-                self._expect(place, digest)
-                rows.append(self._write(place, iter(parts)))
-            else:
-                # Longer than a frame: written as it is decoded, and checked at its end, in the staging directory.
-                running = hashlib.sha256()
-
-                def stream(
-                    pieces: list[Piece] = pieces, running: Any = running
-                ) -> Any:
-                    for piece in pieces:
-                        part = memoryview(frames.raw(piece.frame))[piece.start : piece.start + piece.length]
-                        running.update(part)
-                        yield part
-
-                rows.append(self._write(place, stream()))
-                self._expect(place, running.hexdigest())
-        return frames.read, rows
-
-    def _expect(self, place: Place, digest: str) -> None:
-        if digest != place.sha256:
-            raise IntegrityError(f"{place.path} is not what the manifest says", name=place.path, reason="file_damaged")
-
-    def _write(self, place: Place, parts: Any) -> tuple[int, str, int, int, int, str]:
-        target = self.targets[place.family]
-        if portable.is_group(place.path):
-            parts = [self._group(target, place, b"".join(parts))]
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            descriptor = os.open(place.path, flags, place.mode, dir_fd=target.descriptor)
-        except FileNotFoundError:
-            os.makedirs(os.path.join(target.staging, os.path.dirname(place.path)), mode=0o700, exist_ok=True)
-            descriptor = os.open(place.path, flags, place.mode, dir_fd=target.descriptor)
-        try:
-            for part in parts:
-                while part:
-                    part = part[os.write(descriptor, part) :]
-            found = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
-        return place.family, place.path, found.st_size, found.st_mtime_ns, found.st_ino, place.sha256
-
-    def _group(self, target: _Target, place: Place, data: bytes) -> bytes:
-        directory, name = os.path.split(place.path)
-        # The entry is the directory itself, or one above it (a device's number lies between).
-        suffixes = self.names[place.family].get(directory)
-        if suffixes is None:
-            raise IntegrityError(f"{place.path} is in no entry", name=place.path, reason="file_misplaced")
-        ir = target.family.ir if self.slim else ()
-        present = {suffix[1:] for suffix in suffixes if not (ir and suffix.endswith(ir))}
-        try:
-            return portable.local(data, os.path.join(target.live.directory, directory), present)
-        except ValueError as error:
-            raise IntegrityError(f"{place.path}: {error}", name=place.path, reason="file_damaged") from None
-
-
-class _Frames:
-    """The frames that a task needs, in order, read some MB at a time. `read`: stored bytes so far."""
-
-    def __init__(
-        self, backend: Backend, build: str, pack: Pack, files: list[tuple[Place, list[Piece]]]
-    ) -> None:
-        self.backend = backend
-        self.name = f"{build}/{pack.name}"
-        self.pack = pack
-        self.layout = Layout(pack)
-        self.decode = decompressor()
-        used = [piece.frame for _, pieces in files for piece in pieces]
-        self.end = max(used, default=-1) + 1
-        self.number = -1
-        self.data = b""
-        self.buffer = b""
-        self.buffer_start = 0
-        self.read = 0
-
-    def raw(self, number: int) -> bytes:
-        """The raw bytes of frame *number*; the last one asked for is kept."""
-        if number != self.number:
-            stored = self._stored(number)
-            check_frame(stored, self.pack, number)
-            self.data = self.decode(stored, self.pack.frames[number][1])
-            self.number = number
-        return self.data
-
-    def _stored(self, number: int) -> bytes:
-        begin, end = self.layout.stored[number], self.layout.stored[number + 1]
-        if not self.buffer_start <= begin or end > self.buffer_start + len(self.buffer):
-            last = number + 1
-            while last < self.end and self.layout.stored[last + 1] - begin <= _READ:
-                last += 1
-            length = self.layout.stored[last] - begin
-            try:
-                self.buffer = self.backend.get(self.name, begin, length)
-            except NotInStore as error:
-                raise IntegrityError(str(error), name=self.pack.name, reason="pack_missing") from None
-            self.buffer_start = begin
-            self.read += len(self.buffer)
-        return self.buffer[begin - self.buffer_start : end - self.buffer_start]
 
 
 def broken(live: Live, table: dict[str, list[Any]], entry: LocalEntry) -> str:

@@ -1,0 +1,333 @@
+"""Packing: files of live directories, read once, checked, hashed, made portable, and compressed into new packs.
+
+Packs are made on local disk. Files that a warm start never reads go into a pack of their own. A file that is broken, or
+that changed while it was read, is reported with what is wrong, and its entry is not published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from cachehome.families import Family
+from cachehome.store.manifest import Entry, File, Pack
+from cachehome.store.pack import END, FRAME, compressor, member, padding
+from cachehome.sync import parallel, portable
+from cachehome.sync.live import Live, Stamp, row
+from cachehome.sync.scan import LocalEntry, LocalFile
+
+
+@dataclass(slots=True)
+class Source:
+    """One family's live directory during a publish."""
+
+    family: Family
+    live: Live
+    stamp: Stamp | None
+    local: dict[str, LocalEntry] = field(default_factory=dict)
+    table: dict[str, list[Any]] = field(default_factory=dict)
+
+
+class _Chunk(NamedTuple):
+    """A file, or a part of a long one, in a frame to be made."""
+
+    source: int
+    entry: str
+    file: LocalFile
+    start: int
+    length: int
+    first: bool
+    last: bool
+
+
+class Found(NamedTuple):
+    """What a worker says of a file that it put into a frame. `problem`: it is not in the frame, or must not be used."""
+
+    source: int
+    entry: str
+    suffix: str
+    problem: str
+    size: int
+    sha256: str
+    offset: int
+
+
+class Spool:
+    """New packs, made on local disk. `packs`: (pack, path of its file) once made."""
+
+    def __init__(
+        self,
+        sources: list[Source],
+        wanted: list[list[str]],
+        compression: str,
+        slim: bool,
+        deadline: float,
+    ) -> None:
+        self.sources = sources
+        self.wanted = wanted
+        self.compression = compression
+        self.slim = slim
+        self.deadline = deadline
+        self.packs: list[tuple[Pack, str]] = []
+        self._places: dict[tuple[int, str], list[tuple[Found, int]]] = {}
+        self._paths: list[str] = []
+
+    def make(self) -> None:
+        """Read, check, compress. Raises OSError, TimeoutError."""
+        plain: list[tuple[str, str, int, str, LocalFile]] = []
+        ir: list[tuple[str, str, int, str, LocalFile]] = []
+        for number, source in enumerate(self.sources):
+            for name in self.wanted[number]:
+                for file in source.local[name].files:
+                    is_ir = bool(source.family.ir) and file.suffix.endswith(source.family.ir)
+                    if is_ir and self.slim:
+                        continue
+                    extension = file.suffix.rpartition(".")[2]
+                    (ir if is_ir else plain).append((extension, name + file.suffix, number, name, file))
+        for is_ir, files in ((False, plain), (True, ir)):
+            if files:
+                files.sort()
+                self._pack(is_ir, list(_frames(files)))
+
+    def _pack(self, ir: bool, tasks: list[list[list[_Chunk]]]) -> None:
+        path = self._new_file()
+        frames: list[tuple[int, int, str]] = []
+        digest = hashlib.sha256()
+        place = len(self.packs)
+        start = 0
+        worker = _Packer(self.sources, self.compression)
+        with open(path, "wb", buffering=1 << 20) as spool:
+
+            def add(stored: bytes, raw: int, sha256: str) -> None:
+                spool.write(stored)
+                digest.update(stored)
+                frames.append((len(stored), raw, sha256))
+
+            for made, found in parallel.each(worker, tasks, deadline=self.deadline):
+                for fields in found:
+                    one = Found(*fields)
+                    moved = one._replace(offset=one.offset + start)
+                    self._places.setdefault((one.source, one.entry), []).append((moved, place))
+                for stored, raw, sha256 in made:
+                    add(stored, raw, sha256)
+                    start += raw
+            tail = compressor(self.compression)(END)
+            add(tail, len(END), hashlib.sha256(tail).hexdigest())
+        pack = Pack(digest.hexdigest(), sum(frame[0] for frame in frames), ir, 0, tuple(frames))
+        self.packs.append((pack, path))
+
+    def _new_file(self) -> str:
+        source = next(s for s, names in zip(self.sources, self.wanted, strict=True) if names)
+        source.live.make()
+        directory = source.live.staging()
+        self._paths.append(directory)
+        return os.path.join(directory, "pack.tar.zst")
+
+    def files(self) -> Iterator[tuple[Pack, str]]:
+        """The packs that hold a sound entry, with the path of each."""
+        yield from self.packs
+
+    def entry(self, number: int, name: str) -> tuple[str, Entry | None]:
+        """(what is wrong, None) or ("", the entry) for a name that was to be packed."""
+        source = self.sources[number]
+        local = source.local[name]
+        found = self._places.get((number, name), [])
+        for one, _ in found:
+            if one.problem:
+                return f"{os.path.basename(name + one.suffix)} is {one.problem}", None
+        modes = {file.suffix: file.mode for file in local.files}
+        files = tuple(
+            sorted(
+                File(one.suffix, one.size, modes[one.suffix], one.sha256, pack, one.offset)
+                for one, pack in found
+            )
+        )
+        ir = source.family.ir
+        has_ir = any(ir and file.suffix.endswith(ir) for file in files)
+        slim = bool(ir) and not has_ir and any(portable.is_group(name + file.suffix) for file in files)
+        return "", Entry(source.family.name, name, 0, slim, files)
+
+    def rows(self, number: int) -> dict[str, list[Any]]:
+        """Rows of the table for what was packed of source *number*."""
+        source = self.sources[number]
+        rows = {}
+        for (of, name), found in self._places.items():
+            if of != number:
+                continue
+            by_suffix = {file.suffix: file for file in source.local[name].files}
+            for one, _ in found:
+                if not one.problem:
+                    rows[name + one.suffix] = row(by_suffix[one.suffix], one.sha256)
+        return rows
+
+    def remove(self) -> None:
+        """Remove the files on local disk. Never raises."""
+        import shutil
+
+        for path in self._paths:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _frames(files: list[tuple[str, str, int, str, LocalFile]]) -> Iterator[list[list[_Chunk]]]:
+    """Tasks: each a list of frames to be made, each a list of chunks. A long file is a task of its own."""
+    frame: list[_Chunk] = []
+    size = 0
+    for _, _, source, name, file in files:
+        if file.size > FRAME:
+            if frame:
+                yield [frame]
+                frame, size = [], 0
+            cuts = range(0, file.size, FRAME)
+            yield [
+                [_Chunk(source, name, file, at, min(FRAME, file.size - at), at == 0, at + FRAME >= file.size)]
+                for at in cuts
+            ]
+            continue
+        if frame and size + file.size > FRAME:
+            yield [frame]
+            frame, size = [], 0
+        frame.append(_Chunk(source, name, file, 0, file.size, True, True))
+        size += file.size + 512
+    if frame:
+        yield [frame]
+
+
+class _Packer:
+    """Makes frames: reads files, checks and hashes them, compresses."""
+
+    def __init__(self, sources: list[Source], compression: str) -> None:
+        self.sources = sources
+        self.compression = compression
+        self.locks = [os.path.join(source.live.directory, "locks") for source in sources]
+
+    def __call__(
+        self, task: list[list[_Chunk]]
+    ) -> tuple[list[tuple[bytes, int, str]], list[tuple[Any, ...]]]:
+        """(frames, a `Found` for each file); offsets count from the task's first byte."""
+        compress = compressor(self.compression)
+        made: list[tuple[bytes, int, str]] = []
+        found: list[Found] = []
+        start = 0
+        running: Any = None
+        for frame in task:
+            parts: list[bytes] = []
+            for chunk in frame:
+                if chunk.first and chunk.last:
+                    start += self._whole(chunk, start, parts, found)
+                else:
+                    running, length = self._part(chunk, start, parts, found, running)
+                    start += length
+            raw = b"".join(parts)
+            if raw:
+                stored = compress(raw)
+                made.append((stored, len(raw), hashlib.sha256(stored).hexdigest()))
+        return made, [tuple(one) for one in found]  # plain tuples: what crosses a pipe
+
+    def _whole(self, chunk: _Chunk, start: int, parts: list[bytes], found: list[Found]) -> int:
+        """Add a file that fits a frame; the bytes that it took."""
+        source, file = self.sources[chunk.source], chunk.file
+        path = chunk.entry + file.suffix
+        problem = ""
+        data = b""
+        try:
+            data = self._read(source, path, file, 0, file.size + 1)
+            problem = portable.check(path, data) or self._group_problem(source, chunk, path, data)
+            data = portable.canonical(path, data) if not problem else b""
+            if self._being_built(chunk):
+                problem = "being built"
+        except (OSError, ValueError) as error:
+            problem = str(error)
+        if problem:
+            found.append(Found(chunk.source, chunk.entry, file.suffix, problem, 0, "", 0))
+            return 0
+        header = member(f"{source.family.name}/{path}", len(data), file.mode)
+        tail = padding(len(data))
+        parts += [header, data, tail]
+        digest = hashlib.sha256(data).hexdigest()
+        found.append(
+            Found(chunk.source, chunk.entry, file.suffix, "", len(data), digest, start + len(header))
+        )
+        return len(header) + len(data) + len(tail)
+
+    def _group_problem(self, source: Source, chunk: _Chunk, path: str, data: bytes) -> str:
+        if not portable.is_group(path):
+            return ""
+        present = {file.suffix[1:] for file in source.local[chunk.entry].files}
+        return portable.check_group(data, present)
+
+    def _part(
+        self, chunk: _Chunk, start: int, parts: list[bytes], found: list[Found], running: Any
+    ) -> tuple[Any, int]:
+        """Add a piece of a long file: (hash so far, the bytes that it took)."""
+        source, file = self.sources[chunk.source], chunk.file
+        path = chunk.entry + file.suffix
+        header = b""
+        if chunk.first:
+            header = member(f"{source.family.name}/{path}", file.size, file.mode)
+            running = [hashlib.sha256(), start + len(header), ""]
+        try:
+            data = self._read(source, path, file, chunk.start, chunk.length)
+            if chunk.first:
+                running[2] = running[2] or portable.check_local(
+                    os.path.join(source.live.directory, path), path, file.size
+                )
+        except (OSError, ValueError) as error:
+            data = bytes(chunk.length)  # the header has promised so many bytes
+            running[2] = running[2] or str(error)
+        running[0].update(data)
+        tail = padding(file.size) if chunk.last else b""
+        parts += [header, data, tail]
+        if chunk.last:
+            problem = running[2] or ("being built" if self._being_built(chunk) else "")
+            found.append(
+                Found(
+                    chunk.source,
+                    chunk.entry,
+                    file.suffix,
+                    problem,
+                    file.size,
+                    running[0].hexdigest(),
+                    running[1],
+                )
+            )
+        return running, len(header) + len(data) + len(tail)
+
+    def _read(self, source: Source, path: str, file: LocalFile, start: int, length: int) -> bytes:
+        descriptor = os.open(
+            os.path.join(source.live.directory, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
+        try:
+            data = os.pread(descriptor, length, start)
+            now = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+        changed = (now.st_size, now.st_mtime_ns, now.st_ino) != (file.size, file.mtime_ns, file.inode)
+        if changed or len(data) != min(length, file.size - start):
+            raise ValueError("changing")
+        return data
+
+    def _being_built(self, chunk: _Chunk) -> bool:
+        """Whether the lock of a C++ kernel is held: its compiler writes the library in place."""
+        if not chunk.file.suffix.endswith(".so"):
+            return False
+        import fcntl
+
+        stem = os.path.basename(chunk.entry)
+        try:
+            descriptor = os.open(
+                os.path.join(self.locks[chunk.source], f"{stem}.lock"), os.O_RDWR | os.O_CLOEXEC
+            )
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return False
