@@ -25,8 +25,6 @@ Rows are plain data and patterns plain strings, because the start-up hook reads 
 built-in rows only, since looking for entry points costs more than all the rest of it.
 """
 
-from __future__ import annotations
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,10 +45,10 @@ class Family:
         variable: str,
         subdirectory: str,
         *,
-        entries: Iterable[tuple[str, str]],
-        unless: Iterable[str] = (),
-        never: Iterable[str] = (),
-        ir: Iterable[str] = (),
+        entries: "Iterable[tuple[str, str]]",
+        unless: "Iterable[str]" = (),
+        never: "Iterable[str]" = (),
+        ir: "Iterable[str]" = (),
         default: bool = True,
     ) -> None:
         self.name = name
@@ -113,7 +111,7 @@ BUILTIN = (
 )
 
 
-def catalogue(plugins: bool = False, problems: list[str] | None = None) -> dict[str, Family]:
+def catalogue(plugins: bool = False, problems: list[str] | None = None) -> "dict[str, Family]":
     """All rows by name. ``problems`` receives what was wrong with a plugin's row, which is then left out:
     somebody else's broken package must not cost anybody the built-in families."""
     rows = {family.name: family for family in BUILTIN}
@@ -135,7 +133,7 @@ def catalogue(plugins: bool = False, problems: list[str] | None = None) -> dict[
     return rows
 
 
-def _fault(family: object, rows: dict[str, Family]) -> str:
+def _fault(family: object, rows: "dict[str, Family]") -> str:
     """What is wrong with a plugin's row, or an empty string."""
     import re
 
