@@ -4,9 +4,9 @@
 >>> cachehome.activate(app="engine").directories["inductor"]  # doctest: +SKIP
 '/home/u/.cache/engine/cp311-x86_64-1a2b3c4d/torch-2.13.0+cpu/local/torchinductor'
 
-Importing the package imports nothing: the start-up hook does it in every Python process, which is also why the
-modules that it needs do without `from __future__ import annotations`, an import like any other. The
-public names below are loaded when they are first used.
+Importing the package imports nothing, since the start-up hook does it in every Python process; that is also why
+the modules that it needs do without `from __future__ import annotations`, an import like any other. The public
+names below are loaded when they are first used.
 """
 
 __version__ = "0.1.0"
@@ -65,4 +65,4 @@ def __getattr__(name: str) -> "Any":
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__}})
+    return sorted({*globals(), *__all__})
