@@ -11,6 +11,7 @@ holds the sha256 of every frame, so that no byte is decoded before it is verifie
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -85,12 +86,12 @@ def compressor(compression: str) -> Callable[[bytes], bytes]:
     return frame
 
 
-def decompressor() -> Callable[[bytes, int], bytes]:
+def decompressor() -> Callable[[bytes | memoryview, int], bytes]:
     """The function that decodes one verified frame into exactly so many raw bytes. Raises `IntegrityError`."""
     zstandard = _zstandard()
     decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27)
 
-    def raw(stored: bytes, size: int) -> bytes:
+    def raw(stored: bytes | memoryview, size: int) -> bytes:
         try:
             parameters = zstandard.get_frame_parameters(stored)
             if parameters.content_size != size:
@@ -105,7 +106,7 @@ def decompressor() -> Callable[[bytes, int], bytes]:
     return raw
 
 
-def check_frame(stored: bytes, pack: Pack, number: int) -> None:
+def check_frame(stored: bytes | memoryview, pack: Pack, number: int) -> None:
     """Raise `IntegrityError` unless *stored* is frame *number* of *pack*."""
     size, _, digest = pack.frames[number]
     if len(stored) != size or hashlib.sha256(stored).hexdigest() != digest:
@@ -125,11 +126,13 @@ class Layout:
             self.starts.append(self.starts[-1] + raw)
             self.stored.append(self.stored[-1] + stored)
 
+    def frame_at(self, offset: int) -> int:
+        """The number of the frame that holds the byte at *offset* of the raw stream."""
+        return bisect_right(self.starts, offset) - 1
+
     def pieces(self, offset: int, size: int) -> Iterator[Piece]:
         """The pieces that hold *size* bytes at *offset*, in order; none for an empty file."""
-        from bisect import bisect_right
-
-        frame = bisect_right(self.starts, offset) - 1
+        frame = self.frame_at(offset)
         while size > 0:
             start = offset - self.starts[frame]
             length = min(size, self.starts[frame + 1] - offset)

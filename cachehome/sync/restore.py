@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,11 +24,11 @@ from cachehome.errors import (
 )
 from cachehome.store.manifest import Entry, Manifest
 from cachehome.store.store import Generation, Store
-from cachehome.sync import parallel, portable
+from cachehome.sync import portable
 from cachehome.sync.live import Live, Stamp, known, trouble
 from cachehome.sync.record import Record, Work
 from cachehome.sync.scan import LocalEntry, scan
-from cachehome.sync.stage import Place, Stager, Target, tasks_of
+from cachehome.sync.stage import Plan, Target
 
 if TYPE_CHECKING:
     from cachehome.identity import Identity
@@ -178,17 +177,15 @@ class _Restore(Work):
         skipped = self._choose(manifest)
         try:
             with self.phases("fetch"):
-                fetched = self._stage(store, manifest)
+                plan = Plan(manifest, self.targets, slim=self.settings.slim != "off")
+                self._check_room(plan.size)
+                deadline = time.monotonic() + self.settings.store_timeout_seconds
+                fetched = plan.run(store.backend, deadline)
             with self.phases("install"):
-                entries, files, size = self._move_in()
+                entries, files, size = self._move_in(plan)
         finally:
             for target in self.targets:
-                if target.descriptor >= 0:
-                    os.close(target.descriptor)
-                    target.descriptor = -1
-                if target.staging:
-                    shutil.rmtree(target.staging, ignore_errors=True)
-                    target.staging = ""
+                target.close_staging()
         usable = len(manifest.entries) - skipped.get("other_family", 0) - skipped.get("other_host", 0)
         details: dict[str, Any] = {"manifest": generation.sha256, "skipped": skipped, "line": manifest.line}
         if borrowed:
@@ -229,15 +226,15 @@ class _Restore(Work):
         for target in self.targets:
             target.wanted = []
         for (family, name), entry in manifest.entries.items():
-            target = by_family.get(family)
-            if target is None:
+            found = by_family.get(family)
+            if found is None:
                 skipped["other_family"] += 1
             elif foreign and any(file.pack in foreign for file in entry.files):
                 skipped["other_host"] += 1
-            elif name in target.local and not self._incomplete(target, entry):
+            elif name in found.local and not self._incomplete(found, entry):
                 skipped["already_there"] += 1
             else:
-                target.wanted.append(entry)
+                found.wanted.append(entry)
         return {reason: count for reason, count in skipped.items() if count}
 
     def _incomplete(self, target: Target, entry: Entry) -> bool:
@@ -254,44 +251,6 @@ class _Restore(Work):
             self.details.setdefault("set_aside", []).append(f"{entry.family}/{entry.name}: incomplete")
         return True
 
-    def _stage(self, store: Store, manifest: Manifest) -> int:
-        slim = self.settings.slim != "off"
-        places: dict[int, list[Place]] = {}
-        for number, target in enumerate(self.targets):
-            if not target.wanted:
-                continue
-            ir = target.family.ir if slim else ()
-            for entry in target.wanted:
-                name = entry.name
-                for file in entry.files:
-                    if ir and file.suffix.endswith(ir):
-                        continue
-                    # Files are this user's: what is read from here is run.
-                    mode = 0o700 if file.mode & 0o111 else 0o600
-                    places.setdefault(file.pack, []).append(
-                        Place(file.offset, file.size, file.sha256, number, name + file.suffix, mode)
-                    )
-        self._check_room(sum(place.size for found in places.values() for place in found))
-        tasks = [
-            task for pack, found in sorted(places.items()) for task in tasks_of(manifest.packs[pack], found)
-        ]
-        for target in self.targets:
-            if target.wanted:
-                target.staging = target.live.staging()
-                target.descriptor = os.open(target.staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        groups = {
-            number: {entry.name: [file.suffix for file in entry.files] for entry in target.wanted}
-            for number, target in enumerate(self.targets)
-        }
-        worker = Stager(store.backend, self.identity.build_key, self.targets, groups, slim)
-        deadline = time.monotonic() + self.settings.store_timeout_seconds
-        fetched = 0
-        for stored, rows in parallel.each(worker, tasks, deadline=deadline):
-            fetched += stored
-            for family, path, size, mtime_ns, inode, sha256 in rows:
-                self.targets[family].table[path] = [size, mtime_ns, inode, sha256]
-        return fetched
-
     def _check_room(self, size: int) -> None:
         """Refuse before anything is written: no half tree is left on a full disk."""
         room = os.statvfs(self.targets[0].live.own)
@@ -302,21 +261,19 @@ class _Restore(Work):
                 reason="no_room",
             )
 
-    def _move_in(self) -> tuple[int, int, int]:
-        entries = files = size = 0
+    def _move_in(self, plan: Plan) -> tuple[int, int, int]:
+        entries = files = 0
         for target in self.targets:
             if not target.wanted:
                 continue
             made: set[str] = set()
-            slim = target.family.ir if self.settings.slim != "off" else ()
             for entry in target.wanted:
-                members = [f for f in entry.files if not (slim and f.suffix.endswith(slim))]
-                if _move(target, entry, [file.suffix for file in members], made):
+                members = plan.members(entry)
+                if members and _move(target, entry, members, made):
                     entries += 1
                     files += len(members)
-                    size += sum(file.size for file in members)
             target.live.write_table(target.table)
-        return entries, files, size
+        return entries, files, plan.size if entries else 0
 
 
 def _move(target: Target, entry: Entry, suffixes: list[str], made: set[str]) -> bool:

@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import hashlib
 import os
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cachehome.errors import IntegrityError, NotInStore
 from cachehome.families import Family
 from cachehome.store.backend import Backend
-from cachehome.store.manifest import Entry, Pack
-from cachehome.store.pack import Layout, Piece, check_frame, decompressor
-from cachehome.sync import portable
+from cachehome.store.manifest import Entry, Manifest, Pack
+from cachehome.store.pack import Layout, check_frame, decompressor
+from cachehome.sync import parallel, portable
 from cachehome.sync.live import Live
 from cachehome.sync.scan import LocalEntry
 
 _READ = 4 << 20  # stored bytes that a worker reads at once
-_TASK = 24 << 20  # raw bytes of a task: enough that opening a pack does not count, few enough to share out
+_TASK = (
+    8 << 20
+)  # raw bytes of a task: enough that opening a pack does not count, few enough to share out evenly
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
-
-class Place(NamedTuple):
-    """A file to be written: where it lies in its pack's raw stream, and where it goes."""
-
-    offset: int
-    size: int
-    sha256: str
-    family: int
-    path: str
-    mode: int
+# offset and size in the pack's raw stream, sha256, number of the target, path below its directory, mode
+Place = tuple[int, int, str, int, str, int]
 
 
 @dataclass(slots=True)
@@ -47,148 +44,222 @@ class Target:
     staging: str = ""
     descriptor: int = -1
 
+    def open_staging(self) -> None:
+        """Make the staging directory that files are written into."""
+        self.staging = self.live.staging()
+        self.descriptor = os.open(self.staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
-def tasks_of(pack: Pack, places: list[Place]) -> list[tuple[Pack, list[tuple[Place, list[Piece]]]]]:
-    """Split the files of a pack into tasks: runs of files whose frames follow each other."""
-    layout = Layout(pack)
-    tasks: list[tuple[Pack, list[tuple[Place, list[Piece]]]]] = []
-    last = -2
-    raw = 0
-    for place in sorted(places):
-        pieces = list(layout.pieces(place.offset, place.size))
-        first = pieces[0].frame if pieces else last
-        if not tasks or first > last + 1 or (raw >= _TASK and first > last):
-            tasks.append((pack, []))
-            raw = 0
-        tasks[-1][1].append((place, pieces))
-        last = pieces[-1].frame if pieces else last
-        raw += place.size
-    return tasks
+    def close_staging(self) -> None:
+        """Remove it, with what was not moved away. Never raises."""
+        import shutil
+
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+        if self.staging:
+            shutil.rmtree(self.staging, ignore_errors=True)
+            self.staging = ""
 
 
-class Stager:
+class Task(NamedTuple):
+    """A run of files in one pack, in the order of their offsets."""
+
+    pack: Pack
+    layout: Layout
+    places: list[Place]
+
+
+class Plan:
+    """What is to be staged: the files of every target's `wanted` entries that lie in a pack that is read.
+
+    *slim*: packs of files that a warm start never reads are left alone.
+    """
+
+    def __init__(self, manifest: Manifest, targets: list[Target], *, slim: bool) -> None:
+        self.manifest = manifest
+        self.targets = targets
+        self.left_alone = {number for number, pack in enumerate(manifest.packs) if slim and pack.ir}
+        places: list[list[Place]] = [[] for _ in manifest.packs]
+        for number, target in enumerate(targets):
+            for entry in target.wanted:
+                name = entry.name
+                for suffix, size, mode, sha256, pack, offset in entry.files:
+                    # Files are this user's alone: what is read from here is run.
+                    only_mine = 0o700 if mode & 0o111 else 0o600
+                    places[pack].append((offset, size, sha256, number, name + suffix, only_mine))
+        self.places = [
+            [] if number in self.left_alone else sorted(found) for number, found in enumerate(places)
+        ]
+
+    @property
+    def size(self) -> int:
+        """Bytes to be written."""
+        return sum(place[1] for found in self.places for place in found)
+
+    def members(self, entry: Entry) -> list[str]:
+        """Suffixes of the files of *entry* that are staged."""
+        return [file.suffix for file in entry.files if file.pack not in self.left_alone]
+
+    def tasks(self) -> list[Task]:
+        """The work in even shares."""
+        return [
+            Task(pack, layout, share)
+            for pack, found in zip(self.manifest.packs, self.places, strict=True)
+            if found
+            for layout in [Layout(pack)]
+            for share in _shares(layout, found)
+        ]
+
+    def run(self, backend: Backend, deadline: float) -> int:
+        """Stage everything; the stored bytes read. Raises `IntegrityError`, `StoreError`, `TimeoutError`."""
+        for target in self.targets:
+            if target.wanted:
+                target.open_staging()
+        tasks = self.tasks()
+        fetched = 0
+        stager = _Stager(self, backend)
+        for task, (read, rows) in zip(tasks, parallel.each(stager, tasks, deadline=deadline), strict=True):
+            fetched += read
+            for (_, _, sha256, number, path, _), (size, mtime_ns, inode) in zip(
+                task.places, rows, strict=True
+            ):
+                self.targets[number].table[path] = [size, mtime_ns, inode, sha256]
+        return fetched
+
+
+def _shares(layout: Layout, places: list[Place]) -> Iterator[list[Place]]:
+    """Cut the files of a pack where a frame begins and no file goes on, about every `_TASK` raw bytes."""
+    begin = 0
+    goal = places[0][0] + _TASK
+    for start in layout.starts:
+        if start < goal:
+            continue
+        cut = bisect_left(places, (start,))
+        if cut == len(places):
+            break
+        if cut > begin and places[cut - 1][0] + places[cut - 1][1] <= start:
+            yield places[begin:cut]
+            begin = cut
+            goal = places[cut][0] + _TASK
+    yield places[begin:]
+
+
+class _Stager:
     """Reads frames, verifies, decodes, and writes files into the staging directories."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        build: str,
-        targets: list[Target],
-        names: dict[int, dict[str, list[str]]],
-        slim: bool,
-    ) -> None:
+    def __init__(self, plan: Plan, backend: Backend) -> None:
+        self.plan = plan
         self.backend = backend
-        self.build = build
-        self.targets = targets
-        self.names = names
-        self.slim = slim
+        self.descriptors = [target.descriptor for target in plan.targets]
+        # The entry whose directory is a key holds a group in it: which of its children will be there?
+        self.trees = [
+            {entry.name: entry for entry in target.wanted if entry.files[0].suffix[:1] == "/"}
+            for target in plan.targets
+        ]
 
-    def __call__(
-        self, task: tuple[Pack, list[tuple[Place, list[Piece]]]]
-    ) -> tuple[int, list[tuple[int, str, int, int, int, str]]]:
-        """(stored bytes read, a row of the table for each file)."""
-        pack, files = task
-        frames = _Frames(self.backend, self.build, pack, files)
+    def __call__(self, task: Task) -> tuple[int, list[tuple[int, int, int]]]:
+        """(stored bytes read, (size, mtime_ns, inode) of each file)."""
+        frames = _Frames(self.backend, f"{self.plan.manifest.build}/{task.pack.name}", task)
+        starts = task.layout.starts
         rows = []
-        for place, pieces in files:
-            if len(pieces) == 1:
-                _, start, length = pieces[0]
-                parts = [memoryview(frames.raw(pieces[0].frame))[start : start + length]]
-                digest = hashlib.sha256(parts[0]).hexdigest()
-                self._expect(place, digest)
-                rows.append(self._write(place, iter(parts)))
+        frame, begin, end, raw = -1, 0, 0, memoryview(b"")
+        for place in task.places:
+            offset, size, sha256 = place[:3]
+            if not begin <= offset < end:
+                frame = task.layout.frame_at(offset)
+                begin, end = starts[frame], starts[frame + 1]
+                raw = memoryview(frames.raw(frame)) if size else raw
+            if offset + size <= end:
+                data = raw[offset - begin : offset - begin + size]
+                if hashlib.sha256(data).hexdigest() != sha256:
+                    raise _damaged(place)
+                rows.append(self._write(place, [data]))
             else:
                 # Longer than a frame: written as it is decoded, and checked at its end, in the staging directory.
-                running = hashlib.sha256()
-
-                def stream(pieces: list[Piece] = pieces, running: Any = running) -> Any:
-                    for piece in pieces:
-                        part = memoryview(frames.raw(piece.frame))[piece.start : piece.start + piece.length]
-                        running.update(part)
-                        yield part
-
-                rows.append(self._write(place, stream()))
-                self._expect(place, running.hexdigest())
+                rows.append(self._write(place, _stream(frames, task.layout, place)))
+                begin = end = 0
         return frames.read, rows
 
-    def _expect(self, place: Place, digest: str) -> None:
-        if digest != place.sha256:
-            raise IntegrityError(
-                f"{place.path} is not what the manifest says", name=place.path, reason="file_damaged"
-            )
-
-    def _write(self, place: Place, parts: Any) -> tuple[int, str, int, int, int, str]:
-        target = self.targets[place.family]
-        if portable.is_group(place.path):
-            parts = [self._group(target, place, b"".join(parts))]
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    def _write(self, place: Place, parts: Any) -> tuple[int, int, int]:
+        _, _, _, number, path, mode = place
+        if portable.is_group(path):
+            parts = [memoryview(self._group(place, b"".join(parts)))]
+        at = self.descriptors[number]
         try:
-            descriptor = os.open(place.path, flags, place.mode, dir_fd=target.descriptor)
+            descriptor = os.open(path, _FLAGS, mode, dir_fd=at)
         except FileNotFoundError:
-            os.makedirs(os.path.join(target.staging, os.path.dirname(place.path)), mode=0o700, exist_ok=True)
-            descriptor = os.open(place.path, flags, place.mode, dir_fd=target.descriptor)
+            staging = self.plan.targets[number].staging
+            os.makedirs(os.path.join(staging, os.path.dirname(path)), mode=0o700, exist_ok=True)
+            descriptor = os.open(path, _FLAGS, mode, dir_fd=at)
         try:
             for part in parts:
-                while part:
-                    part = part[os.write(descriptor, part) :]
+                written = os.write(descriptor, part)
+                while written < len(part):
+                    written += os.write(descriptor, part[written:])
             found = os.fstat(descriptor)
         finally:
             os.close(descriptor)
-        return place.family, place.path, found.st_size, found.st_mtime_ns, found.st_ino, place.sha256
+        return found.st_size, found.st_mtime_ns, found.st_ino
 
-    def _group(self, target: Target, place: Place, data: bytes) -> bytes:
-        directory, name = os.path.split(place.path)
-        # The entry is the directory itself, or one above it (a device's number lies between).
-        suffixes = self.names[place.family].get(directory)
-        if suffixes is None:
-            raise IntegrityError(f"{place.path} is in no entry", name=place.path, reason="file_misplaced")
-        ir = target.family.ir if self.slim else ()
-        present = {suffix[1:] for suffix in suffixes if not (ir and suffix.endswith(ir))}
+    def _group(self, place: Place, data: bytes) -> bytes:
+        number, path = place[3:5]
+        directory = os.path.dirname(path)
+        entry = self.trees[number].get(directory)
+        if entry is None:
+            raise IntegrityError(f"{path} is in no entry", name=path, reason="file_misplaced")
+        present = {suffix[1:] for suffix in self.plan.members(entry)}
+        here = os.path.join(self.plan.targets[number].live.directory, directory)
         try:
-            return portable.local(data, os.path.join(target.live.directory, directory), present)
+            return portable.local(data, here, present)
         except ValueError as error:
-            raise IntegrityError(f"{place.path}: {error}", name=place.path, reason="file_damaged") from None
+            raise IntegrityError(f"{path}: {error}", name=path, reason="file_damaged") from None
+
+
+def _stream(frames: _Frames, layout: Layout, place: Place) -> Iterator[memoryview]:
+    running = hashlib.sha256()
+    for piece in layout.pieces(place[0], place[1]):
+        part = memoryview(frames.raw(piece.frame))[piece.start : piece.start + piece.length]
+        running.update(part)
+        yield part
+    if running.hexdigest() != place[2]:
+        raise _damaged(place)
+
+
+def _damaged(place: Place) -> IntegrityError:
+    return IntegrityError(f"{place[4]} is not what the manifest says", name=place[4], reason="file_damaged")
 
 
 class _Frames:
     """The frames that a task needs, in order, read some MB at a time. `read`: stored bytes so far."""
 
-    def __init__(
-        self, backend: Backend, build: str, pack: Pack, files: list[tuple[Place, list[Piece]]]
-    ) -> None:
+    def __init__(self, backend: Backend, name: str, task: Task) -> None:
         self.backend = backend
-        self.name = f"{build}/{pack.name}"
-        self.pack = pack
-        self.layout = Layout(pack)
+        self.name = name
+        self.pack = task.pack
+        self.stored = task.layout.stored
+        last = task.places[-1]
+        self.end = task.layout.frame_at(max(0, last[0] + last[1] - 1)) + 1
         self.decode = decompressor()
-        used = [piece.frame for _, pieces in files for piece in pieces]
-        self.end = max(used, default=-1) + 1
-        self.number = -1
-        self.data = b""
-        self.buffer = b""
-        self.buffer_start = 0
+        self.buffer = memoryview(b"")
+        self.begin = 0
         self.read = 0
 
     def raw(self, number: int) -> bytes:
-        """The raw bytes of frame *number*; the last one asked for is kept."""
-        if number != self.number:
-            stored = self._stored(number)
-            check_frame(stored, self.pack, number)
-            self.data = self.decode(stored, self.pack.frames[number][1])
-            self.number = number
-        return self.data
+        """The raw bytes of frame *number*, verified before it was decoded."""
+        stored = self._get(number)
+        check_frame(stored, self.pack, number)
+        return self.decode(stored, self.pack.frames[number][1])
 
-    def _stored(self, number: int) -> bytes:
-        begin, end = self.layout.stored[number], self.layout.stored[number + 1]
-        if not self.buffer_start <= begin or end > self.buffer_start + len(self.buffer):
+    def _get(self, number: int) -> memoryview:
+        begin, end = self.stored[number], self.stored[number + 1]
+        if not self.begin <= begin or end > self.begin + len(self.buffer):
             last = number + 1
-            while last < self.end and self.layout.stored[last + 1] - begin <= _READ:
+            while last < self.end and self.stored[last + 1] - begin <= _READ:
                 last += 1
-            length = self.layout.stored[last] - begin
             try:
-                self.buffer = self.backend.get(self.name, begin, length)
+                data = self.backend.get(self.name, begin, self.stored[last] - begin)
             except NotInStore as error:
                 raise IntegrityError(str(error), name=self.pack.name, reason="pack_missing") from None
-            self.buffer_start = begin
-            self.read += len(self.buffer)
-        return self.buffer[begin - self.buffer_start : end - self.buffer_start]
+            self.buffer, self.begin = memoryview(data), begin
+            self.read += len(data)
+        return self.buffer[begin - self.begin : end - self.begin]
