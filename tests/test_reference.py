@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,24 @@ def test_table_of_settings_is_in_order() -> None:
         assert row.meaning
         assert row.allowed
         assert not row.meaning.endswith("."), row.key
+
+
+def test_every_reason_in_the_code_is_explained() -> None:
+    text = (ROOT / "docs" / "reference" / "outcomes.md").read_text(encoding="utf-8")
+    assert sorted(reason for reason in _reasons() if f"`{reason}`" not in text) == []
+
+
+def _reasons() -> set[str]:
+    """The words that reach a record's `reason`: the arguments of the calls that make records and errors."""
+    place = {"record": 1, "_done": 1, "_reject": 2, "stop": 0}
+    found: set[ast.expr] = set()
+    for path in (ROOT / "cachehome").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            found |= {keyword.value for keyword in node.keywords if keyword.arg == "reason"}
+            number = place.get(node.func.attr, 99) if isinstance(node.func, ast.Attribute) else 99
+            found |= set(node.args[number : number + 1])
+    constants = (part for value in found for part in ast.walk(value) if isinstance(part, ast.Constant))
+    words = {part.value for part in constants if isinstance(part.value, str)}
+    return {word for word in words if re.fullmatch(r"[a-z]+(_[a-z]+)*", word)} - {"reason", "damaged"}
