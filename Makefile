@@ -30,7 +30,8 @@ format: $(STAMP)
 	$(BIN)/ruff format
 
 bench: $(STAMP)
-	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
+	$(BIN)/python benchmarks/sync.py $(ARGS)
+	$(BIN)/python benchmarks/hook.py
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
