@@ -1,8 +1,8 @@
 """The command line: `cachehome VERB`. Owns the table of verbs; each verb is a module of cachehome/commands.
 
-A verb's module has `arguments(parser)` and `run(args, settings) -> exit code`, and may name in `SETTINGS` the keys of the
-settings that are its options. Data on stdout, talk on stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nothing to
-do or nothing found. Only the module of the verb that was asked for is imported.
+A verb's module has `arguments(parser)` and `run(args, settings) -> exit code`, and may name in `SETTINGS` the
+keys of the settings that are its options. Data on stdout, talk on stderr. Exit codes: 0 done, 1 failed, 2
+wrong usage, 3 nothing to do or nothing found. Only the module of the verb that was asked for is imported.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "ls": ("cachehome.commands.ls", "list builds, profiles and generations of a store"),
     "show": ("cachehome.commands.show", "what a generation holds"),
     "verify": ("cachehome.commands.verify", "read every byte of a store and check it"),
+    "keygen": ("cachehome.commands.keygen", "make a pair of keys for a signed store"),
     "report": ("cachehome.commands.report", "what the last runs restored, used and compiled"),
     "demo": ("cachehome.commands.demo", "cold start, publish, wipe, restore, warm start on a real compile"),
 }
@@ -44,7 +45,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
     """Keeps the line breaks of descriptions."""
 
 
-def parser_of(verb: str, help_only: bool = False) -> argparse.ArgumentParser:
+def parser_of(verb: str) -> argparse.ArgumentParser:
     """The parser of one *verb*, with the options of its settings."""
     module_name, line = VERBS[verb]
     module = importlib.import_module(module_name)
@@ -54,9 +55,9 @@ def parser_of(verb: str, help_only: bool = False) -> argparse.ArgumentParser:
         formatter_class=Help,
         allow_abbrev=False,
     )
-    module.arguments(parser)
-    if not any("--json" in action.option_strings for action in parser._actions):
+    if not getattr(module, "OWN_OUTPUT", False):
         parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    module.arguments(parser)
     group = None
     for key in getattr(module, "SETTINGS", ()):
         row = settings_module.BY_KEY[key]
@@ -127,7 +128,8 @@ def overview() -> str:
         "usage: cachehome VERB [OPTION ...]\n\n"
         "One home for every compile cache, and warm starts anywhere.\n\n"
         f"{verbs}\n\n"
-        "`cachehome VERB --help` tells more. Data on stdout, talk on stderr; --json on every verb that reports.\n"
+        "`cachehome VERB --help` tells more. Data on stdout, talk on stderr; --json on every verb that"
+        " reports.\n"
         "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nothing to do or nothing found."
     )
 

@@ -5,15 +5,15 @@
     ├── MissingExtra (ImportError)        an optional package is absent: install the extra that it names
     ├── NotWarm                           `require_warm` asked for a warm start and this was none
     └── StoreError (OSError)              the store did not do what was asked
-        ├── StoreUnavailable              it is not there, not readable, full, or does not answer: the job goes on
+        ├── StoreUnavailable              it is not there, not readable, full, or does not answer
         ├── UnsupportedStore              it can't create a file exclusively: publishing is refused
         ├── CommitConflict                other writers won every try: the next publish finds less to add
         ├── NotInStore (FileNotFoundError)  a name that was asked for is not there
         ├── Untrusted (PermissionError)   somebody who is not trusted could have written it
         └── IntegrityError                bytes are not what the manifest says: nothing of it was installed
 
-Every error carries its facts as attributes (`error.key`, `error.path`, ...), survives pickling, and its message is one
-line that ends with the next step where there is one.
+Every error carries its facts as attributes (`error.key`, `error.path`, ...), survives pickling, and its message
+is one line that ends with the next step where there is one.
 """
 
 from __future__ import annotations

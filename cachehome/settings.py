@@ -1,8 +1,9 @@
 """The table of settings, and the only reader of CACHEHOME_* and of the configuration file.
 
-Three sources, the first that has a key wins: command line, environment, TOML file. The file is `CACHEHOME_CONFIG`, else
-`cachehome.toml` in the working directory, else `cachehome/cachehome.toml` in the user's configuration directory; its
-section is `[compiler_cache]`. An empty value counts as unset. `TABLE` below is what the reference page is made from.
+Three sources, the first that has a key wins: command line, environment, TOML file. The file is
+`CACHEHOME_CONFIG`, else `cachehome.toml` in the working directory, else `cachehome/cachehome.toml` in the
+user's configuration directory; its section is `[compiler_cache]`. An empty value counts as unset. `TABLE`
+below is what the reference page is made from.
 
 Imports nothing but os and sys: the start-up hook may use it.
 """
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 SECTION = "compiler_cache"
 PREFIX = "CACHEHOME_"
-# Variables of ours that are no settings: where the file is, what activation applied, whether the hook explains itself.
+# Variables of ours that are no settings: where the file is, what activation applied, whether the hook
+# explains itself.
 NOT_SETTINGS = frozenset({"CACHEHOME_CONFIG", "CACHEHOME_APPLIED", "CACHEHOME_DEBUG"})
 ON = ("1", "on", "true", "yes")
 OFF = ("0", "off", "false", "no")
@@ -30,7 +32,8 @@ _UNITS.update({"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40})
 
 
 class Setting:
-    """One row of the table: `key`, `variable`, `kind` (how a text is read), `default`, `meaning`, `in_key`."""
+    """One row of the table: `key`, `variable`, `kind` (how a text is read), `default`, `meaning`,
+    `in_key`."""
 
     __slots__ = ("allowed", "default", "in_key", "key", "kind", "meaning", "read", "variable")
 
@@ -179,7 +182,8 @@ TABLE: tuple[Setting, ...] = (
         _enabled,
         "",
         "on, off, or an absolute directory",
-        "unset: the hook does nothing; off: activation does nothing either; on: the default root; a path: that root",
+        "unset: the hook does nothing; off: activation does nothing either; on: the default root; a path:"
+        " that root",
         variable="CACHEHOME",
     ),
     Setting(
@@ -404,8 +408,8 @@ class Settings:
     ) -> Settings:
         """Read the three sources.
 
-        *command_line* maps keys to texts; *directory* is the working directory. Raises `ConfigError` at the first
-        value that is not allowed; if *lenient*, such a value is left out and kept in `problems`.
+        *command_line* maps keys to texts; *directory* is the working directory. Raises `ConfigError` at the
+        first value that is not allowed; if *lenient*, such a value is left out and kept in `problems`.
         """
         environ = os.environ if environ is None else environ
         problems: list[ConfigError] = []

@@ -1,4 +1,5 @@
-"""What the verbs that look after a store have in common: which store, build, profile and generation is meant."""
+"""What the verbs that look after a store have in common: which store, build, profile and generation is
+meant."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def one(name: str, found: list[str], what: str) -> str:
 
 
 def generation(store: Store, spec: str) -> tuple[str, str, int]:
-    """(build, profile, number) of `BUILD[/PROFILE[/NUMBER]]`; parts that are left out are the only or the newest one."""
+    """(build, profile, number) of `BUILD[/PROFILE[/NUMBER]]`; parts that are left out are the only or the
+    newest one."""
     parts = [part for part in spec.split("/") if part]
     builds = store.builds()
     build = one(parts[0], builds, "build") if parts else _only(builds, "build")

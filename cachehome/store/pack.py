@@ -3,9 +3,9 @@
     packs/<sha256>.tar.zst      a plain tar that `tar --zstd -tf` lists:
         <family>/<entry name><suffix>   one member a file, ordered by extension, then name
 
-The stream is cut into independent zstd frames of about 4 MB raw, so that frames are made and read in parallel and a
-reader needs only those that hold its files. A reader does not parse tar: the manifest says where each file lies, and
-holds the sha256 of every frame, so that no byte is decoded before it is verified.
+The stream is cut into independent zstd frames of about 4 MB raw, so that frames are made and read in parallel
+and a reader needs only those that hold its files. A reader does not parse tar: the manifest says where each
+file lies, and holds the sha256 of every frame, so that no byte is decoded before it is verified.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _WINDOW_LOG = 22
 
 
 class Piece(NamedTuple):
-    """Where a file's bytes lie in a frame: *length* of them from *start*; the frame's number is its place in a list."""
+    """Where a file's bytes lie in a frame: *length* of them from *start*; the frame's number is its place in
+    a list."""
 
     frame: int
     start: int
@@ -34,7 +35,8 @@ class Piece(NamedTuple):
 
 
 def member(path: str, size: int, mode: int) -> bytes:
-    """The tar header of a regular file: owner, group and time are zero, so that the same files give the same pack."""
+    """The tar header of a regular file: owner, group and time are zero, so that the same files give the same
+    pack."""
     encoded = path.encode("utf-8", "surrogateescape")
     prefix = b""
     if len(encoded) > 100:
@@ -72,7 +74,8 @@ def padding(size: int) -> bytes:
 def compressor(compression: str) -> Callable[[bytes], bytes]:
     """The function that makes one frame of raw bytes; *compression* is `none` or `zstd:LEVEL`."""
     zstandard = _zstandard()
-    # "none": zstd's fastest level still makes a .zst that every tool reads; its negative levels skip most of the work.
+    # "none": zstd's fastest level still makes a .zst that every tool reads; its negative levels skip most of
+    # the work.
     level = -50 if compression == "none" else int(compression.partition(":")[2] or 3)
     # Arguments that follow override what the level would set.
     parameters = zstandard.ZstdCompressionParameters.from_level(
@@ -87,7 +90,8 @@ def compressor(compression: str) -> Callable[[bytes], bytes]:
 
 
 def decompressor() -> Callable[[bytes | memoryview, int], bytes]:
-    """The function that decodes one verified frame into exactly so many raw bytes. Raises `IntegrityError`."""
+    """The function that decodes one verified frame into exactly so many raw bytes. Raises
+    `IntegrityError`."""
     zstandard = _zstandard()
     decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27)
 
@@ -116,7 +120,8 @@ def check_frame(stored: bytes | memoryview, pack: Pack, number: int) -> None:
 
 
 class Layout:
-    """Turns offsets in a pack's raw stream into frames. `starts[i]`, `stored[i]`: where frame i begins, raw and stored."""
+    """Turns offsets in a pack's raw stream into frames. `starts[i]`, `stored[i]`: where frame i begins, raw
+    and stored."""
 
     def __init__(self, pack: Pack) -> None:
         self.pack = pack

@@ -20,9 +20,13 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from cachehome.errors import ConfigError
 from cachehome.sync.scan import OWN, LocalFile
+
+if TYPE_CHECKING:
+    from cachehome.settings import Settings
 
 _STAGING = "staging-"
 _ASIDE = "aside-"
@@ -33,8 +37,8 @@ _OLD = 86_400.0  # seconds; nobody restores for a day, and nobody maps a moved l
 class Stamp:
     """Whose work lies in a live directory.
 
-    *build*: full hash. *whole*: all of it is that build's, since it was empty when it was first stamped, or was
-    adopted; else only what is newer than *restored_ns*. *manifest*: sha256 of the manifest restored last.
+    *build*: full hash. *whole*: all of it is that build's, since it was empty when it was first stamped, or
+    was adopted; else only what is newer than *restored_ns*. *manifest*: sha256 of the manifest restored last.
     """
 
     build: str
@@ -56,7 +60,7 @@ class Live:
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         os.makedirs(self.own, mode=0o700, exist_ok=True)
 
-    # -- stamp and table -------------------------------------------------------------------------------------------
+    # -- stamp and table ----------------------------------------------------------------------------------
 
     def stamp(self) -> Stamp | None:
         """The stamp; None if the directory was never synced, or its stamp can't be read."""
@@ -107,7 +111,7 @@ class Live:
             file.write(orjson.dumps(document))
         os.replace(temporary, path)
 
-    # -- moving things ---------------------------------------------------------------------------------------------
+    # -- moving things ------------------------------------------------------------------------------------
 
     def staging(self) -> str:
         """A new empty directory on the same file system."""
@@ -167,6 +171,34 @@ class Live:
             yield held
         finally:
             os.close(descriptor)  # never unlinked: waiters would lock another inode
+
+
+def in_effect(settings: Settings) -> dict[str, str]:
+    """The live directory in effect of each family that *settings* name: an exported one, else ours.
+
+    Raises `ConfigError` for a family that no catalogue has.
+    """
+    from cachehome import families, home
+
+    catalogue = families.catalogue(plugins=True)
+    unknown = [name for name in settings.families if name not in catalogue]
+    if unknown:
+        raise ConfigError(
+            f"families: {unknown[0]!r} (from {settings.origin['families']}) is not in the catalogue:"
+            f" {', '.join(catalogue)}",
+            key="families",
+            source=settings.origin["families"],
+            value=unknown[0],
+            allowed=", ".join(catalogue),
+        )
+    chosen = [
+        row
+        for row in catalogue.values()
+        if (row.name in settings.families if settings.families else row.default)
+    ]
+    return home.directories(
+        os.environ, families=chosen, local=settings.local or None, slot=settings.slot or None, make=True
+    )
 
 
 def row(file: LocalFile, sha256: str) -> list[Any]:

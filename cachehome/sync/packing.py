@@ -1,7 +1,8 @@
-"""Packing: files of live directories, read once, checked, hashed, made portable, and compressed into new packs.
+"""Packing: files of live directories, read once, checked, hashed, made portable, and compressed into new
+packs.
 
-Packs are made on local disk. Files that a warm start never reads go into a pack of their own. A file that is broken, or
-that changed while it was read, is reported with what is wrong, and its entry is not published.
+Packs are made on local disk. Files that a warm start never reads go into a pack of their own. A file that is
+broken, or that changed while it was read, is reported with what is wrong, and its entry is not published.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class _Chunk(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a worker says of a file that it put into a frame. `problem`: it is not in the frame, or must not be used."""
+    """What a worker says of a file that it put into a frame. `problem`: it is not in the frame, or must not
+    be used."""
 
     source: int
     entry: str

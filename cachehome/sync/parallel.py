@@ -1,7 +1,8 @@
 """Workers: the same function over many tasks, on all cores, results in the order of the tasks.
 
-Forked processes where that is safe, which is in a process with one thread; threads elsewhere (inside a driver that has
-torch loaded). Small files are bound by the interpreter's lock: two processes do what sixteen threads can't.
+Forked processes where that is safe, which is in a process with one thread; threads elsewhere (inside a driver
+that has torch loaded). Small files are bound by the interpreter's lock: two processes do what sixteen threads
+can't.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def each(
 ) -> Iterator[Any]:
     """Yield `function(task)` of each task, in order. What a task raises is raised here, and ends the others.
 
-    Results are made of numbers, strings, bytes, tuples, lists, dicts and None. *deadline*: `time.monotonic()` after
-    which `TimeoutError` is raised and forked workers are killed, whatever they hang in.
+    Results are made of numbers, strings, bytes, tuples, lists, dicts and None. *deadline*: `time.monotonic()`
+    after which `TimeoutError` is raised and forked workers are killed, whatever they hang in.
     """
     workers = min(workers or min(cores(), 8), len(tasks))
     if workers <= 1:
@@ -169,5 +170,5 @@ def _take(buffer: bytearray, done: dict[int, Any]) -> None:
         data = bytes(memoryview(buffer)[_HEADER.size : end])
         del buffer[:end]
         if failed:
-            raise pickle.loads(data)
-        done[number] = marshal.loads(data)
+            raise pickle.loads(data)  # noqa: S301 our own child
+        done[number] = marshal.loads(data)  # noqa: S302 our own child

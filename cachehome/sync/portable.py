@@ -1,14 +1,13 @@
 """What a file must be to leave this machine, and what changes in it on the way.
 
-    kind of file            must be                                                   changes
-    __grp__*.json           {"child_paths": {name: path}}, every child beside it      paths: names in the store, absolute here
-    *.so *.o *.cubin        an ELF file with all its sections                         -
-    *.hsaco
-    fxgraph/*, aotautograd/*  named by the sha256 of its bytes                        -
-    *.py                    Python that parses                                        -
-    *.best_config           a JSON object                                             -
-    other *.json of Triton  a JSON object                                             -
-    everything              not empty
+    kind of file             must be                              what changes on the way
+    __grp__*.json            {"child_paths": {name: path}},       paths: names in the store, absolute here
+                             every child beside it
+    *.so *.o *.cubin *.hsaco an ELF file with all its sections    -
+    fxgraph/* aotautograd/*  named by the sha256 of its bytes     -
+    *.py                     Python that parses                   -
+    *.best_config *.json     a JSON object                        -
+    everything               not empty                            -
 
 `check` and `canonical` work on bytes, so that a file is read once.
 """
@@ -34,7 +33,8 @@ def is_group(path: str) -> bool:
 
 
 def canonical(path: str, data: bytes) -> bytes:
-    """The bytes of *path* as a store keeps them, the same whatever directory they lay in. Raises ValueError."""
+    """The bytes of *path* as a store keeps them, the same whatever directory they lay in. Raises
+    ValueError."""
     if not is_group(path):
         return data
     return _group({name: name for name in children(data)})
@@ -99,7 +99,8 @@ def check_group(data: bytes, present: Collection[str]) -> str:
 
 
 def check_local(path: str, name: str, size: int) -> str:
-    """`check` for the file *path* on disk, whose name below its family's directory is *name*; reads what it must."""
+    """`check` for the file *path* on disk, whose name below its family's directory is *name*; reads what it
+    must."""
     if not size:
         return "empty"
     if name.endswith(_LIBRARIES):
@@ -138,7 +139,8 @@ def _python(data: bytes) -> str:
 
 
 def _elf(head: bytes, size: int) -> str:
-    """Whether an ELF file is as long as its own tables say. A short one kills the process that maps it (SIGBUS)."""
+    """Whether an ELF file is as long as its own tables say. A short one kills the process that maps it
+    (SIGBUS)."""
     if head[:4] != b"\x7fELF":
         # Other systems' libraries (Mach-O, PE) and archives have no such table.
         return "cut short" if b"\x7fELF".startswith(head[:4]) else ""

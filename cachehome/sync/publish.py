@@ -1,10 +1,9 @@
 """Publish: from the live directories to a new generation, only what the newest one lacks.
 
     scan      entries of each family, by stat alone
-    compare   with the newest generation: same name, same bytes: nothing to do; other bytes: the first one wins and it is
-              counted; growing entries: the last one wins
-    pack      new files, read once: checked, hashed, made portable, compressed in frames by all cores; what a warm start
-              never reads goes into a pack of its own
+    compare   with the newest generation: same bytes: nothing to do; other bytes under the same name: the first
+              one wins, and it is counted; growing entries: the last one wins
+    pack      new files, read once (packing.py)
     upload    packs, then identities
     commit    the next generation (store.py)
 
@@ -25,9 +24,9 @@ from cachehome.errors import ConfigError, StoreError
 from cachehome.store.manifest import Entry, Manifest
 from cachehome.store.store import Addition, Generation, Store
 from cachehome.sync import portable
-from cachehome.sync.live import Live, Stamp, known, row, trouble
+from cachehome.sync.live import Live, Stamp, in_effect, known, row, trouble
 from cachehome.sync.packing import Source, Spool
-from cachehome.sync.record import Record, Work
+from cachehome.sync.record import Record, Work, asked
 from cachehome.sync.restore import host_tag, other_build
 from cachehome.sync.scan import LocalEntry, scan
 
@@ -37,18 +36,20 @@ if TYPE_CHECKING:
 
 
 def publish(
-    settings: Settings,
-    identity: Identity,
+    settings: Settings | None = None,
+    identity: Identity | None = None,
     directories: Mapping[str, str] | None = None,
     *,
     adopt: bool = False,
 ) -> Record:
-    """Publish what the live *directories* (family name -> path; None: those in effect) hold and the store lacks.
+    """Publish what the live *directories* (family name -> path; None: those in effect) hold and the store
+    lacks.
 
-    Never raises for what a store or a file system can do; the record says it. *adopt*: directories that were never
-    stamped hold this build's work and no other's. Raises `ConfigError` for settings that can't be meant.
+    Never raises for what a store or a file system can do; the record says it. *adopt*: directories that were
+    never stamped hold this build's work and no other's. Raises `ConfigError` for settings that can't be
+    meant.
     """
-    work = _Publish(settings, identity, directories)
+    work = _Publish(*asked(settings, identity), directories)
     try:
         return work.run(adopt)
     except ConfigError:
@@ -59,12 +60,12 @@ def publish(
 
 class _Publish(Work):
     def __init__(self, settings: Settings, identity: Identity, directories: Mapping[str, str] | None) -> None:
-        from cachehome import families, home
+        from cachehome import families
 
         super().__init__("publish", settings, identity)
         catalogue = families.catalogue(plugins=True)
         if directories is None:
-            directories = home.directories(os.environ)
+            directories = in_effect(settings)
         self.sources = [
             Source(catalogue[name], live, live.stamp())
             for name, live in ((name, Live(path)) for name, path in directories.items() if name in catalogue)
@@ -126,7 +127,7 @@ class _Publish(Work):
             self.details["unclaimed"] = unclaimed
         return unclaimed
 
-    # -- against the store -----------------------------------------------------------------------------------------
+    # -- against the store --------------------------------------------------------------------------------
 
     def _publish(self, deadline: float) -> Record:
         build, profile = self.identity.build_key, self.identity.profile_key

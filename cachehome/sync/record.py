@@ -1,6 +1,7 @@
 """The record: how one restore or publish ended.
 
-    {"action": "restore", "outcome": "hit", "reason": "restored", "build": ..., "profile": ..., "generation": 7,
+    {"action": "restore", "outcome": "hit", "reason": "restored", "build": ..., "profile": ...,
+     "generation": 7,
      "entries": 812, "files": 6496, "bytes": 41000000, "fetched_bytes": 5200000,
      "seconds": {"scan": .01, "fetch": .2, ...}, "details": {...}}
 
@@ -74,6 +75,19 @@ class Phases:
             yield
         finally:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - begin, 6)
+
+
+def asked(settings: Settings | None, identity: Identity | None) -> tuple[Settings, Identity]:
+    """What a caller of the Python API left out: the settings in effect, and this process's identity."""
+    if settings is None:
+        from cachehome.settings import Settings
+
+        settings = Settings.load()
+    if identity is None:
+        from cachehome.identity import identity as identify
+
+        identity = identify(settings)
+    return settings, identity
 
 
 class Work:

@@ -1,9 +1,9 @@
 """Restore: from the newest generation that verifies to the live directories.
 
-Order of checks: owner and mode of the store, signature, manifest, key and host tag, then every frame of the packs
-before it is decoded, then every file. Files are staged beside the live directory and moved into it entry by entry, only
-once all of them are there. What exists locally stays, unless it is broken: that is moved aside. Anything wrong is
-recorded, the next older generation is tried, and in the end it is a cold start.
+Order of checks: owner and mode of the store, signature, manifest, key and host tag, then every frame of the
+packs before it is decoded, then every file. Files are staged beside the live directory and moved into it
+entry by entry, only once all of them are there. What exists locally stays, unless it is broken: that is moved
+aside. Anything wrong is recorded, the next older generation is tried, and in the end it is a cold start.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from cachehome.errors import (
 from cachehome.store.manifest import Entry, Manifest
 from cachehome.store.store import Generation, Store
 from cachehome.sync import portable
-from cachehome.sync.live import Live, Stamp, known, trouble
-from cachehome.sync.record import Record, Work
+from cachehome.sync.live import Live, Stamp, in_effect, known, trouble
+from cachehome.sync.record import Record, Work, asked
 from cachehome.sync.scan import LocalEntry, scan
 from cachehome.sync.stage import Plan, Target
 
@@ -40,18 +40,18 @@ _TASK = 24 << 20  # raw bytes of a task: enough that opening a pack does not cou
 
 
 def restore(
-    settings: Settings,
-    identity: Identity,
+    settings: Settings | None = None,
+    identity: Identity | None = None,
     directories: Mapping[str, str] | None = None,
     *,
     number: int | None = None,
 ) -> Record:
     """Fill the live *directories* (family name -> path; None: those in effect) from the store of *settings*.
 
-    Never raises for what a store or a file system can do; the record says it. *number*: that generation, not the
-    newest. Raises `ConfigError` for settings that can't be meant.
+    Never raises for what a store or a file system can do; the record says it. *number*: that generation, not
+    the newest. Raises `ConfigError` for settings that can't be meant.
     """
-    work = _Restore(settings, identity, directories)
+    work = _Restore(*asked(settings, identity), directories)
     try:
         return work.run(number)
     except ConfigError:
@@ -62,13 +62,13 @@ def restore(
 
 class _Restore(Work):
     def __init__(self, settings: Settings, identity: Identity, directories: Mapping[str, str] | None) -> None:
-        from cachehome import families, home
+        from cachehome import families
 
         super().__init__("restore", settings, identity)
         self.rejected: list[dict[str, Any]] = []
         catalogue = families.catalogue(plugins=True)
         if directories is None:
-            directories = home.directories(os.environ)
+            directories = in_effect(settings)
         self.targets = [
             Target(catalogue[name], Live(path)) for name, path in directories.items() if name in catalogue
         ]
@@ -89,7 +89,8 @@ class _Restore(Work):
             target.live.make()
         with contextlib.ExitStack() as stack:
             with self.phases("lock"):
-                # One of a node's workers fetches; the others find it done. If the lock can't be had, go on without.
+                # One of a node's workers fetches; the others find it done. If the lock can't be had, go on
+                # without.
                 stack.enter_context(self.targets[0].live.locked(self.settings.store_timeout_seconds))
             for target in self.targets:
                 target.live.tidy()
@@ -147,10 +148,11 @@ class _Restore(Work):
             {"profile": profile, "generation": number, "reason": reason, "message": str(error)}
         )
 
-    # -- the live directory ----------------------------------------------------------------------------------------
+    # -- the live directory -------------------------------------------------------------------------------
 
     def _set_broken_aside(self, target: Target) -> None:
-        """Move entries that would break a reader out of the way; what was hashed and has not changed is not read."""
+        """Move entries that would break a reader out of the way; what was hashed and has not changed is not
+        read."""
         for entry in list(target.local.values()):
             problem = broken(target.live, target.table, entry)
             if problem:
@@ -170,7 +172,7 @@ class _Restore(Work):
             Stamp(self.identity.build_key, whole, target.live.now_ns(), generation, manifest)
         )
 
-    # -- one generation --------------------------------------------------------------------------------------------
+    # -- one generation -----------------------------------------------------------------------------------
 
     def _install(self, store: Store, generation: Generation, *, borrowed: bool) -> Record:
         manifest = generation.manifest
@@ -238,7 +240,8 @@ class _Restore(Work):
         return {reason: count for reason, count in skipped.items() if count}
 
     def _incomplete(self, target: Target, entry: Entry) -> bool:
-        """Whether a local entry lacks files that a reader needs: a killed run left it. A tree is then moved aside."""
+        """Whether a local entry lacks files that a reader needs: a killed run left it. A tree is then moved
+        aside."""
         local = target.local[entry.name]
         have = {file.suffix for file in local.files}
         ir = target.family.ir
@@ -256,8 +259,8 @@ class _Restore(Work):
         room = os.statvfs(self.targets[0].live.own)
         if size > room.f_bavail * room.f_frsize:
             raise StoreUnavailable(
-                f"{self.targets[0].live.directory} has room for {room.f_bavail * room.f_frsize} bytes, the generation"
-                f" needs {size}: make room, or set CACHEHOME_LOCAL",
+                f"{self.targets[0].live.directory} has room for {room.f_bavail * room.f_frsize} bytes,"
+                f" the generation needs {size}: make room, or set CACHEHOME_LOCAL",
                 reason="no_room",
             )
 
@@ -308,7 +311,8 @@ def _is_tree(entry: LocalEntry) -> bool:
 
 
 def broken(live: Live, table: dict[str, list[Any]], entry: LocalEntry) -> str:
-    """What would make a reader of a local entry fail, "" if nothing would. Hashed and unchanged files are not read."""
+    """What would make a reader of a local entry fail, "" if nothing would. Hashed and unchanged files are not
+    read."""
     present = {file.suffix[1:] for file in entry.files}
     for file in entry.files:
         path = entry.name + file.suffix
@@ -330,8 +334,8 @@ def broken(live: Live, table: dict[str, list[Any]], entry: LocalEntry) -> str:
 def other_build(live: Live, stamp: Stamp) -> str:
     """The line for a directory that another build's work lies in, with the command that mends it."""
     return (
-        f"{live.directory} holds the work of build {stamp.build[:8]}: use `cachehome run`, which keeps builds apart, or"
-        f" start afresh: mv {live.directory} {live.directory}.{stamp.build[:8]}"
+        f"{live.directory} holds the work of build {stamp.build[:8]}: use `cachehome run`, which keeps"
+        f" builds apart, or start afresh: mv {live.directory} {live.directory}.{stamp.build[:8]}"
     )
 
 

@@ -1,7 +1,7 @@
 """A live directory as entries: which files of a family's directory belong together, by the catalogue's rules.
 
-Files that fit no rule, symbolic links, and names that are never carried are not seen. Nothing is opened here: what a
-file holds is portable.py's matter.
+Files that fit no rule, symbolic links, and names that are never carried are not seen. Nothing is opened here:
+what a file holds is portable.py's matter.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class _Rules:
         self.stems = [re.compile(pattern) for kind, pattern in family.entries if kind == "stem"]
         self.never = re.compile("|".join(f"(?:{pattern})" for pattern in family.never) or r"(?!)")
 
-    def entry_of(self, path: str) -> tuple[str, bool] | None:
-        """(name of the entry, growing) of a file that no tree holds; None if it belongs to none."""
+    def entry_of(self, path: str) -> tuple[str, bool]:
+        """(name of the entry, growing) of a file that no tree holds; ("", False) if it belongs to none."""
         for stem in self.stems:
             found = stem.fullmatch(path)
             if found:
@@ -67,7 +67,7 @@ class _Rules:
             return path, False
         if self.growing and self.growing.fullmatch(path):
             return path, True
-        return None
+        return "", False
 
 
 def scan(family: Family, directory: str) -> dict[str, LocalEntry]:
@@ -78,14 +78,12 @@ def scan(family: Family, directory: str) -> dict[str, LocalEntry]:
     rules = _Rules(family)
     files: dict[str, list[LocalFile]] = {}
     growing: set[str] = set()
-    for path, entry, found in _walk(directory, "", rules, None):
-        if entry is None:
-            belongs = rules.entry_of(path)
-            if belongs is None:
-                continue
-            entry, grows = belongs
-            if grows:
-                growing.add(entry)
+    for path, tree, found in _walk(directory, "", rules, None):
+        entry, grows = (tree, False) if tree is not None else rules.entry_of(path)
+        if not entry:
+            continue
+        if grows:
+            growing.add(entry)
         files.setdefault(entry, []).append(_local(path[len(entry) :], found))
     return {
         name: LocalEntry(family.name, name, name in growing, tuple(sorted(members)))

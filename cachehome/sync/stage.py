@@ -1,7 +1,7 @@
 """Staging: the files of chosen entries, read from packs, verified, and written beside the live directory.
 
-A frame is verified before it is decoded, and every file before the entry that it belongs to is moved into the live
-directory. Work is shared out in tasks, runs of files that follow each other in a pack.
+A frame is verified before it is decoded, and every file before the entry that it belongs to is moved into the
+live directory. Work is shared out in tasks, runs of files that follow each other in a pack.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ class _Stager:
                     raise _damaged(place)
                 rows.append(self._write(place, [data]))
             else:
-                # Longer than a frame: written as it is decoded, and checked at its end, in the staging directory.
+                # Longer than a frame: written as it is decoded, and checked at its end, in the staging
+                # directory.
                 rows.append(self._write(place, _stream(frames, task.layout, place)))
                 begin = end = 0
         return frames.read, rows
