@@ -1,11 +1,12 @@
 """The kernels: ordinary Triton code of the kind that models are made of, and how each is specialised.
 
-Compiling them for sm_90 needs no GPU: Triton parses, lowers and assembles with what its wheel holds. The demo compiles
-each once (``KERNELS``, as they stand); the benchmark's corpus compiles many variants of them (``variants``).
-Importing this module imports Triton.
+Compiling them for sm_90 needs no GPU: Triton parses, lowers and assembles with what its wheel holds. The
+demo compiles each once (`KERNELS`, as they stand); the benchmark's corpus compiles many variants of them
+(`variants`). Importing this module imports Triton.
 """
 
-# No "from __future__ import annotations" here: Triton reads the annotation of a compile-time parameter as an object.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# No annotations from __future__: Triton reads the annotation of a compile-time parameter as an object.
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -162,7 +163,7 @@ def matmul(a, b, c, m, n, k, am, bk, cm, BLOCK_M: tl.constexpr, BLOCK: tl.conste
     at = a + (i % m)[:, None] * am + r[None, :]
     bt = b + r[:, None] * bk + (j % n)[None, :]
     total = tl.zeros((BLOCK_M, BLOCK), dtype=tl.float32)
-    for start in range(0, tl.cdiv(k, BLOCK_K)):
+    for start in range(tl.cdiv(k, BLOCK_K)):
         left = k - start * BLOCK_K
         x = tl.load(at, mask=r[None, :] < left, other=0.0)
         y = tl.load(bt, mask=r[:, None] < left, other=0.0)
@@ -174,7 +175,9 @@ def matmul(a, b, c, m, n, k, am, bk, cm, BLOCK_M: tl.constexpr, BLOCK: tl.conste
 
 
 @triton.jit
-def attention(q, k, v, out, tokens, scale, stride, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, HEAD: tl.constexpr):
+def attention(
+    q, k, v, out, tokens, scale, stride, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, HEAD: tl.constexpr
+):
     base = tl.program_id(1) * stride
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     d = tl.arange(0, HEAD)
