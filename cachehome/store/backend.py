@@ -40,6 +40,12 @@ class Backend(Protocol):
     def age(self, name: str) -> float:
         """Seconds since *name* was last put, by the store's own clock. Raises `NotInStore`."""
 
+    def usage(self, prefix: str) -> tuple[int, int]:
+        """(names, bytes) of all that lies below *prefix*, whatever it is: what a quota counts."""
+
+    def temporaries(self, prefix: str) -> list[str]:
+        """Names below *prefix* that are being written, or that a killed writer left. `list` does not show them."""
+
 
 class Nested:
     """The part of *backend* below *prefix*, as a backend of its own."""
@@ -72,3 +78,9 @@ class Nested:
 
     def age(self, name: str) -> float:
         return self.backend.age(self._name(name))
+
+    def usage(self, prefix: str) -> tuple[int, int]:
+        return self.backend.usage(self._name(prefix))
+
+    def temporaries(self, prefix: str) -> list[str]:
+        return [name[len(self.prefix) + 1 :] for name in self.backend.temporaries(self._name(prefix))]

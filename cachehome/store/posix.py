@@ -27,7 +27,7 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from cachehome.errors import (
@@ -51,7 +51,6 @@ _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EX
 _NO_SUCH_CALL = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EROFS}
 _DENIED = {errno.EACCES, errno.EPERM}
 _ABSENT = {errno.ENOENT, errno.ENOTDIR}
-_PASSING = {errno.ESTALE, *_ABSENT}  # may be otherwise in a moment
 _ADVICE = {
     errno.ENOSPC: "the file system is full: make room there",
     errno.EDQUOT: "the quota is used up: raise it or make room",
@@ -178,6 +177,39 @@ class PosixBackend:
             self._clock = self._server_time() - time.monotonic()
         return max(0.0, self._clock + time.monotonic() - written)
 
+    def usage(self, prefix: str) -> tuple[int, int]:
+        names = size = 0
+        for _, status in self._walk(self.path(prefix)):
+            names += 1
+            size += 0 if stat.S_ISDIR(status.st_mode) else status.st_size
+        return names, size
+
+    def temporaries(self, prefix: str) -> list[str]:
+        start = len(self.root.rstrip("/")) + 1
+        return [
+            path[start:]
+            for path, _ in self._walk(self.path(prefix))
+            if os.path.basename(path).startswith(TEMPORARY)
+        ]
+
+    def _walk(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
+        """(path, status) of all that lies below a directory, which may change meanwhile."""
+        try:
+            with os.scandir(path) as listing:
+                entries = list(listing)
+        except OSError as error:
+            if error.errno in (*_ABSENT, errno.ESTALE):
+                return
+            raise self._unavailable(error, path, "list") from None
+        for entry in entries:
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            yield entry.path, status
+            if stat.S_ISDIR(status.st_mode):
+                yield from self._walk(entry.path)
+
     def _stat(self, name: str) -> os.stat_result:
         path = self.path(name)
         try:
@@ -302,11 +334,15 @@ class PosixBackend:
     def _write(self, path: str, source: str | bytes) -> None:
         _, mode, _ = self._modes()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            descriptor = os.open(path, flags, mode)
-        except FileNotFoundError:
-            self._make_directories(os.path.dirname(path))
-            descriptor = os.open(path, flags, mode)
+        for attempt in range(_TRIES):
+            try:
+                descriptor = os.open(path, flags, mode)
+                break
+            except FileNotFoundError:
+                # Not made yet, or emptied and removed by a collector: both may happen again.
+                if attempt + 1 == _TRIES:
+                    raise
+                self._make_directories(os.path.dirname(path))
         # Unbuffered: an error that comes only with close(2) is raised by the end of this block.
         with open(descriptor, "wb", buffering=0):
             self._own(descriptor, mode)
@@ -361,7 +397,7 @@ class PosixBackend:
             except StoreError:
                 raise
             except OSError as error:
-                if error.errno not in (only or _AGAIN):
+                if error.errno not in (only or _AGAIN) and (only or not _hidden(error)):
                     raise
             time.sleep(wait)
             wait *= 2
@@ -380,31 +416,15 @@ class PosixBackend:
         )
 
 
-def _listed(path: str) -> bool:
+def _hidden(error: OSError) -> bool:
     """Whether a name that was said not to exist is in its directory: clients cache such answers for a while."""
+    path = error.filename
+    if error.errno != errno.ENOENT or not isinstance(path, str):
+        return False
     try:
         return os.path.basename(path) in os.listdir(os.path.dirname(path))
     except OSError:
         return False
-
-
-def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """(path, status) of all that lies below a directory, which may change meanwhile."""
-    try:
-        with os.scandir(path) as listing:
-            entries = list(listing)
-    except OSError as error:
-        if error.errno in _PASSING:
-            return
-        raise _unavailable(error, path, "list") from None
-    for entry in entries:
-        try:
-            status = entry.stat(follow_symlinks=False)
-        except OSError:
-            continue
-        yield entry.path, status
-        if stat.S_ISDIR(status.st_mode):
-            yield from _walk(entry.path)
 
 
 def _read(descriptor: int, offset: int, wanted: int) -> bytes:

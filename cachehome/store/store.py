@@ -21,16 +21,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cachehome.errors import CommitConflict, ConfigError, IntegrityError, NotInStore, StoreError
+from cachehome.errors import CommitConflict, ConfigError, IntegrityError, NotInStore, StoreError, Untrusted
 from cachehome.store.backend import Backend, Nested
-from cachehome.store.manifest import Entry, Manifest, Pack, decode, encode
+from cachehome.store.manifest import MAX_STORED, Entry, Manifest, Pack, decode, encode
+from cachehome.store.owners import Owners
 from cachehome.store.posix import PosixBackend
+from cachehome.store.signing import Keys
 
 if TYPE_CHECKING:
     from cachehome.settings import Settings
 
 LAYOUT = "cachehome-v1"
 _DIGITS = 8
+_MOST_DIGITS = 18  # what JSON holds as a whole number; a longer name is a stray, and must not end the line
 _FIRST_WAIT = 0.05
 _LONGEST_WAIT = 2.0
 
@@ -76,7 +79,10 @@ class Store:
 
     @classmethod
     def open(cls, url: str, settings: Settings | None = None) -> Store:
-        """The store at *url*, a directory or a `file://` URL. Raises `StoreUnavailable` if it is not there."""
+        """The store at *url*, a directory or a `file://` URL, with the owners and keys that *settings* trust.
+
+        Raises `StoreUnavailable` if it is not there, `Untrusted` if strangers can write to it.
+        """
         path = url.removeprefix("file://")
         if "://" in path or not path.startswith("/"):
             raise ConfigError(
@@ -86,9 +92,15 @@ class Store:
                 value=url,
                 allowed="an absolute directory or file://",
             )
-        backend = PosixBackend(path, shared=settings.shared if settings else False)
+        if settings is None:
+            backend = PosixBackend(path)
+            backend.check()
+            return cls(backend)
+        keys = Keys.load(settings)
+        owners = Owners(settings.store_owners, shared=settings.shared)
+        backend = PosixBackend(path, shared=settings.shared, owners=owners)
         backend.check()
-        return cls(backend)
+        return cls(backend, sign=keys.sign if keys else None, verify=keys.verify if keys else None)
 
     # -- what is there ---------------------------------------------------------------------------------------------
 
@@ -104,7 +116,9 @@ class Store:
         """Numbers of the generations listed, ascending. The last one is the newest, whatever CURRENT says."""
         names = self.backend.list(f"{build}/profiles/{profile}/generations")
         return sorted(
-            int(name) for name in names if len(name) >= _DIGITS and name.isdecimal() and name.isascii()
+            int(name)
+            for name in names
+            if _DIGITS <= len(name) <= _MOST_DIGITS and name.isdecimal() and name.isascii()
         )
 
     def packs(self, build: str) -> set[str]:
@@ -145,7 +159,7 @@ class Store:
     def read(self, build: str, profile: str, number: int) -> Generation:
         """One generation, verified. Raises `NotInStore`, `IntegrityError`, `Untrusted`."""
         name = _generation_name(build, profile, number)
-        data = self.backend.get(name)
+        data = self.backend.get(name, 0, MAX_STORED + 1)
         manifest = decode(data, name, self._verify)
         if (manifest.build, manifest.profile, manifest.number) != (build, profile, number):
             raise IntegrityError(
@@ -220,7 +234,7 @@ class Store:
             won = self.backend.put_new(_generation_name(build, profile, manifest.number), data)
             if not won:
                 # A lost reply: the winner may be ourselves.
-                with contextlib.suppress(NotInStore, IntegrityError):
+                with contextlib.suppress(NotInStore, IntegrityError, Untrusted):
                     won = self.read(build, profile, manifest.number).manifest.nonce == manifest.nonce
             # A number below the highest may be free again after a prune: what was created there is no commit.
             if won and max(self.numbers(build, profile), default=manifest.number) <= manifest.number:
