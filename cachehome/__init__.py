@@ -4,9 +4,9 @@
 >>> cachehome.activate(app="engine").directories["inductor"]  # doctest: +SKIP
 '/home/u/.cache/engine/cp311-x86_64-1a2b3c4d/torch-2.13.0+cpu/local/torchinductor'
 
-Importing the package imports nothing, since the start-up hook does it in every Python process; that is also why
-the modules that it needs do without `from __future__ import annotations`, an import like any other. The public
-names below are loaded when they are first used.
+Importing the package imports nothing: the start-up hook does it in every Python process. That is also why the
+modules that the hook needs do without `from __future__ import annotations`, which is an import like any
+other. The public names below are loaded when they are first used.
 """
 
 __version__ = "0.1.0"
@@ -32,7 +32,7 @@ _LAZY = {
     "Settings": ("cachehome.settings", "Settings"),
     "Store": ("cachehome.store.store", "Store"),
     # Not the module cachehome.activate, whose import activates before anybody has named an app.
-    "activate": ("cachehome._boot", "activate_now"),
+    "activate": ("cachehome.early", "activate"),
     "identity": ("cachehome.identity", ""),
     "path": ("cachehome.home", "path"),
     "publish": ("cachehome.sync.publish", "publish"),
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cachehome import identity
-    from cachehome._boot import activate_now as activate
+    from cachehome.early import activate
     from cachehome.errors import CacheHomeError
     from cachehome.home import path, user_cache_dir
     from cachehome.lifecycle.session import Session

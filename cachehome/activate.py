@@ -4,11 +4,9 @@ Importing this module activates. Because the package's attribute `activate` is t
 callable like the function: `cachehome.activate(app="engine")`.
 """
 
-from __future__ import annotations
-
 import sys
 
-from cachehome._boot import activate_now as activate
+from cachehome.early import activate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _CallableModule(type(sys)):  # type: ignore[misc]
-    def __call__(self, app: str | None = None) -> Resolution:
+    def __call__(self, app: str | None = None) -> "Resolution":
         return activate(app)
 
 

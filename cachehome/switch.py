@@ -8,7 +8,8 @@ Imports os and sys only: the start-up hook looks here when CACHEHOME is unset.
 import os
 import sys
 
-MARKER = "cachehome.on"
+from cachehome._boot import MARKER
+
 HOOK = "cachehome.pth"
 
 
