@@ -10,7 +10,8 @@
     ```toml                       a settings file: read by cachehome.settings
 
 A comment `<!-- not run: REASON -->` just above a block leaves it out; test_pages.py counts these. The session
-has an empty HOME, no variable of ours or of the compilers, and `/shared/` means a directory of its own.
+has an empty HOME, which outputs call /home/you, no variable of ours or of the compilers, and `/shared/` means a
+directory of its own.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def run(page: Path, home: Path, timeout: float) -> list[str]:
     for i, command in enumerate(session):
         status = home / f".status.{i}"
         output = (home / f".out.{i}").read_text(errors="replace") if status.exists() else ""
-        output = output.replace(shared, "/shared/")
+        output = output.replace(shared, "/shared/").replace(str(home), "/home/you")
         where = f"{name(page)}:{command.line}: $ {command.text.splitlines()[0]}"
         if not status.exists():
             problems.append(f"{where}\n  did not end")
