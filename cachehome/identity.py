@@ -26,19 +26,25 @@ FORMAT = "cachehome-identity-1"
 PLAIN_LENGTH = 64
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 ABSENT = "(absent)"
+AUTO = "auto"
+DEFAULT = "default"
 
 
 def canonical(value: object) -> bytes:
     """The one JSON text of *value* that is hashed: sorted, without blanks, ASCII."""
     import json
 
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    ).encode()
 
 
 def is_plain(name: str) -> bool:
     """Whether a profile's *name* can be a directory of a store as it is."""
     return (
-        0 < len(name) <= PLAIN_LENGTH and name[0] in _LETTERS and all(c in _LETTERS or c in "._-" for c in name)
+        0 < len(name) <= PLAIN_LENGTH
+        and name[0] in _LETTERS
+        and all(c in _LETTERS or c in "._-" for c in name)
     )
 
 
@@ -103,8 +109,8 @@ class Identity:
         parts: list[dict[str, Any]] = []
         for name in ("build", "profile", "left_out"):
             part = document.get(name, {} if name == "left_out" else None)
-            if not isinstance(part, dict) or (not part and name != "left_out"):
-                raise ValueError(f"{name} is not an object")
+            if not isinstance(part, dict) or (name == "build" and not part):
+                raise ValueError(f"{name} is not an object, or an empty one")
             parts.append(part)
         identity = cls(*parts)
         for key in ("build_key", "profile_key"):
@@ -139,29 +145,37 @@ def identity(
 ) -> Identity:
     """The identity of *command* (None: of this interpreter) under *environ*.
 
-    A file that *settings* names (`CACHEHOME_IDENTITY`) is taken as it is: the first process of a tree took the snapshot.
-    Only a profile with a name of its own is exchanged. Raises `CacheHomeError` when the interpreter that *command* will
-    use can't be known.
+    A file that *settings* names (`CACHEHOME_IDENTITY`) is taken as it is, since the first process of a tree took the
+    snapshot; only a profile with a name of its own is exchanged. Raises `CacheHomeError` when the interpreter that
+    *command* will use can't be known.
     """
-    from cachehome.probes import command as commands
-    from cachehome.probes import interpreter, profile
-
     environ = os.environ if environ is None else environ
     if settings is None:
         from cachehome.settings import Settings as Loaded
 
         settings = Loaded.load(environ)
-    name = settings.profile
+    named = settings.profile if settings.profile != AUTO else ""
     if settings.identity:
         given = Identity.load(settings.identity)
-        return given if name in ("", "auto") else Identity(given.build, {"name": name}, given.left_out)
+        return Identity(given.build, {"name": named}, given.left_out) if named else given
+
+    from cachehome.probes import interpreter
+
     if command is None:
-        job = commands.Job.of_this_process(environ)
+        job = interpreter.Job.of_this_process(environ)
     else:
-        job = commands.resolve(command, environ)
+        from cachehome.probes.command import resolve
+
+        job = resolve(command, environ)
     build, left_out = interpreter.build(settings, job)
-    job_profile, dropped = profile.of(settings, job, named=name, has_command=command is not None)
-    return Identity(build, job_profile, dict(sorted({**left_out, **dropped}.items())))
+    profile: dict[str, Any] = {"name": named or DEFAULT}
+    if command is not None and not named:
+        from cachehome.probes.profile import describe
+
+        profile, dropped = describe(job.argv, job.environ)
+        left_out.update(dropped)
+    left_out.update({f"command.{name}": note for name, note in job.notes.items()})
+    return Identity(build, profile, dict(sorted(left_out.items())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +199,12 @@ def diff(a: Identity, b: Identity) -> list[Difference]:
 
     found = []
     for part, kind in (("build", "code"), ("profile", "profile"), ("left_out", "note")):
+        if part == "profile" and not (a.profile and b.profile):
+            continue  # a store keeps the build alone beside its profiles
         one, other = dict(flatten(getattr(a, part))), dict(flatten(getattr(b, part)))
         for name in sorted(one.keys() | other.keys()):
             left, right = one.get(name, ABSENT), other.get(name, ABSENT)
-            if left == right or (kind == "note" and ABSENT in (left, right)):
+            if left == right or (kind == "note" and ABSENT in (left, right) and not words.explains(name)):
                 continue
             found.append(words.difference(name, left, right, kind))
     return found
@@ -198,7 +214,7 @@ def flatten(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
     """Pairs of dotted name and text: `("gpu.driver", "550.54")`."""
     for key, value in part.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict):  # an empty one has no fields
             yield from flatten(value, name + ".")
         else:
             yield name, value if isinstance(value, str) else canonical(value).decode()

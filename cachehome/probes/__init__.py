@@ -1,7 +1,7 @@
 """Owns what a probe may answer: a value, `absent`, or `error: ...` with a reason that tells two failures apart.
 
-A probe reads one thing that machine code depends on. It never raises, never answers with an empty text, and puts nothing
-into its answer that differs between two starts of the same job: no path, no process id, no time.
+A probe reads one thing that machine code depends on. It never raises, never answers with an empty text, and puts
+nothing into its answer that differs between two starts of the same job: no path, no process id, no time.
 """
 
 from __future__ import annotations
@@ -53,13 +53,20 @@ def is_failure(text: object) -> bool:
 class Tool:
     """A program that was started and whose answer is asked for later, so that all of them run side by side."""
 
-    __slots__ = ("_input", "_name", "_process")
+    __slots__ = ("_input", "_name", "_process", "_seconds")
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str], stdin: bytes | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        stdin: bytes | None = None,
+        seconds: float = TOOL_SECONDS,
+    ) -> None:
         import subprocess
 
         self._name = os.path.basename(command[0])
         self._input = stdin
+        self._seconds = seconds
         self._process: subprocess.Popen[bytes] | OSError
         try:
             self._process = subprocess.Popen(
@@ -81,13 +88,13 @@ class Tool:
             raise ProbeError(f"{self._name}: {errno.errorcode.get(self._process.errno or 0, 'not started')}")
         with self._process as process:
             try:
-                data = process.communicate(self._input, timeout=TOOL_SECONDS)[0]
+                data = process.communicate(self._input, timeout=self._seconds)[0]
             except subprocess.TimeoutExpired:
                 process.kill()
                 # Not until its pipe is at an end: a grandchild may hold that open for ever.
                 if process.stdout:
                     process.stdout.close()
-                raise ProbeError(f"{self._name}: no answer within {TOOL_SECONDS:.0f} s") from None
+                raise ProbeError(f"{self._name}: no answer within {self._seconds:.0f} s") from None
         if process.returncode:
             raise ProbeError(f"{self._name}: {_ending(process.returncode)}: {_last_line(data)}")
         return data

@@ -1,7 +1,7 @@
 """Owns the `environment` part of a build: variables that reach code generation. The table is `variables.txt`.
 
-An unknown variable of a compiler stays in: a key that is too large costs a warm start, one that is too small gives wrong
-code. What the table takes out has its reason there, and `left_out` repeats it.
+An unknown variable of a compiler stays in: a key that is too large costs a warm start, one that is too small gives
+wrong code. What the table takes out has its reason there, and `left_out` repeats it.
 """
 
 from __future__ import annotations
@@ -32,25 +32,48 @@ class Row(NamedTuple):
         """Whether the line names one variable, so that its author knew it."""
         return "*" not in self.pattern
 
+    def fits(self, name: str) -> bool:
+        """Whether *name* is one that the line is about. A `*` stands for anything, also for nothing."""
+        first, *others = self.pattern.split("*")
+        if not others:
+            return name == first
+        if not name.startswith(first) or len(name) < len(self.pattern) - len(others):
+            return False
+        at = len(first)
+        for part in others[:-1]:
+            at = name.find(part, at)
+            if at < 0:
+                return False
+            at += len(part)
+        return name.endswith(others[-1]) and len(name) - len(others[-1]) >= at
 
-_rows: tuple[list[Row], dict[str, Row], re.Pattern[str]] | None = None
+
+class _Table(NamedTuple):
+    """The lines, and how every name begins that any of them is about."""
+
+    rows: list[Row]
+    beginnings: tuple[str, ...]
+
+
+_table: _Table | None = None
 
 
 def rows() -> list[Row]:
     """The table, in its order."""
-    return _table()[0]
+    return _load().rows
 
 
 def row(name: str) -> Row | None:
-    """The line that decides on variable *name*."""
-    table, exact, rest = _table()
-    match = rest.fullmatch(name)
-    # A name of its own stands before the rules in the table, so the first of both is the one that comes first there.
-    by_rule = table[int(match.lastgroup[1:])] if match and match.lastgroup else None
-    by_name = exact.get(name)
-    if by_name and by_rule:
-        return by_name if table.index(by_name) < table.index(by_rule) else by_rule
-    return by_name or by_rule
+    """The line that decides on variable *name*; None if it is no compiler's."""
+    table = _load()
+    # A rule for the end of a name speaks of a compiler's variables only: everybody has a *_TIMEOUT.
+    if not name.startswith(table.beginnings):
+        return None
+    found = next((line for line in table.rows if line.fits(name)), None)
+    if found is None or not found.pattern.startswith("*"):
+        return found
+    ours = any(line.fits(name) for line in table.rows if not line.pattern.startswith("*"))
+    return found if ours else None
 
 
 def probe(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -94,19 +117,11 @@ def _content(path: str) -> str:
     return f"{os.path.basename(path)} {file_digest(path)}"
 
 
-def _table() -> tuple[list[Row], dict[str, Row], re.Pattern[str]]:
-    global _rows
-    if _rows is None:
-        table = []
+def _load() -> _Table:
+    global _table
+    if _table is None:
         with open(os.path.join(os.path.dirname(__file__), "variables.txt"), encoding="utf-8") as file:
-            for text in file:
-                if text.strip() and not text.startswith("#"):
-                    table.append(Row(*re.split(r"\s{2,}", text.strip())))
-        exact = {line.pattern: line for line in reversed(table) if line.exact}
-        rules = [f"(?P<r{i}>{_expression(line.pattern)})" for i, line in enumerate(table) if not line.exact]
-        _rows = table, exact, re.compile("|".join(rules))
-    return _rows
-
-
-def _expression(pattern: str) -> str:
-    return "".join(".*" if part == "*" else part for part in re.split(r"(\*)", pattern))
+            lines = [text.strip() for text in file if text.strip() and not text.startswith("#")]
+        table = [Row(*re.split(r"\s{2,}", line)) for line in lines]
+        _table = _Table(table, tuple({part for line in table if (part := line.pattern.split("*")[0])}))
+    return _table

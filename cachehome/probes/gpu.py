@@ -44,7 +44,9 @@ def visible(wanted: str | None, devices: list[nvml.Device]) -> list[nvml.Device]
         if name.isdigit() and int(name) < len(devices):
             chosen.append(devices[int(name)])
             continue
-        named = [device for device in devices if name.startswith(("GPU-", "MIG-")) and device.uuid.startswith(name)]
+        named = [
+            device for device in devices if name.startswith(("GPU-", "MIG-")) and device.uuid.startswith(name)
+        ]
         if len(named) != 1:
             break  # CUDA stops at the first that it does not know
         chosen.append(named[0])
@@ -59,7 +61,11 @@ def _nvidia(environ: Mapping[str, str], root: str) -> tuple[dict[str, Any], dict
         if driver == ABSENT:
             return NONE, {}
         # The kernel module is there without its library: a container that was started without the GPU's files.
-        return {"vendor": "nvidia", "driver": driver, "models": "error: libnvidia-ml.so.1 is not installed"}, {}
+        return {
+            "vendor": "nvidia",
+            "driver": driver,
+            "models": "error: libnvidia-ml.so.1 is not installed",
+        }, {}
     if not report.devices:
         return NONE, {}
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
@@ -112,7 +118,10 @@ def _amd(environ: Mapping[str, str], root: str) -> tuple[dict[str, Any], dict[st
         if not chosen:
             return NONE, {"gpu.hidden": "every device is hidden"}
         seen = chosen
-    part = {"vendor": "amd", "driver": kfd.driver(root), "rocm": kfd.rocm(environ, root), "models": sorted(set(seen))}
+    part = {
+        "vendor": "amd",
+        "driver": kfd.driver(root),
+        "rocm": kfd.rocm(environ, root),
+        "models": sorted(set(seen)),
+    }
     return part, left_out
-
-

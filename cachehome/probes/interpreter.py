@@ -16,13 +16,21 @@ from cachehome.probes import ABSENT, ProbeError, Tool, environment, gpu, machine
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cachehome.probes.command import Job
     from cachehome.settings import Settings
 
 SCHEMA = 1
 OLDEST = (3, 10)
+# A manager may make the environment first; the job would wait for that, too.
+ANSWER_SECONDS = 120.0
 # Variables that decide what an interpreter imports, and so what it would find.
-_PATH_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHONPLATLIBDIR")
+_PATH_VARIABLES = (
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONUSERBASE",
+    "PYTHONNOUSERSITE",
+    "PYTHONSAFEPATH",
+    "PYTHONPLATLIBDIR",
+)
 _MARK = "cachehome-build:"
 # Runs in the other interpreter. Our package is lent without its neighbours: a path entry would lend these, too.
 _LENT = """
@@ -40,6 +48,36 @@ interpreter.answer(search)
 """
 
 
+class Job:
+    """What a command comes down to.
+
+    *python* starts its interpreter (None: it is ours), with the *options* that decide what that finds. *environ* is the
+    environment with what the command itself sets, *argv* the command without its wrappers, *notes* what to know.
+    """
+
+    __slots__ = ("argv", "environ", "notes", "options", "python")
+
+    def __init__(
+        self,
+        python: Sequence[str] | None,
+        options: Sequence[str],
+        environ: Mapping[str, str],
+        argv: Sequence[str],
+        notes: Mapping[str, str] | None = None,
+    ) -> None:
+        self.python = python
+        self.options = options
+        self.environ = environ
+        self.argv = argv
+        self.notes = dict(notes or {})
+
+    @classmethod
+    def of_this_process(cls, environ: Mapping[str, str]) -> Job:
+        """No command: the job runs in the interpreter that is running now."""
+        own = sys.executable or "python3"
+        return cls(None if is_this_one(own, (), environ) else (own,), (), environ, ())
+
+
 def build(settings: Settings, job: Job) -> tuple[dict[str, Any], dict[str, str]]:
     """The build of *job* and what was left out of it. `CacheHomeError` if its interpreter gives no answer."""
     wishes = {
@@ -49,12 +87,12 @@ def build(settings: Settings, job: Job) -> tuple[dict[str, Any], dict[str, str]]
         "packages": list(getattr(settings, "packages", ())),
     }
     if job.python is None:
-        return probe(job.environ, wishes, packages.search_path(), None)
+        return probe(job.environ, wishes, packages.search_path())
     return _ask(job, wishes)
 
 
 def probe(
-    environ: Mapping[str, str], wishes: Mapping[str, Any], search: Sequence[str], lent: Sequence[str] | None
+    environ: Mapping[str, str], wishes: Mapping[str, Any], search: Sequence[str], *, lent: bool = False
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Ask every probe in this process. Programs are started first and read last, so that they run side by side."""
     from cachehome.probes.toolchain import Toolchain
@@ -69,7 +107,7 @@ def probe(
     left_out.update(dropped)
     parts: dict[str, Any] = {
         "schema": SCHEMA,
-        "host_tag": value(machine.host_tag, environ, lent),
+        "host_tag": value(machine.host_tag, environ, search if lent else None),
         "python": machine.python(),
         "machine": machine.machine(),
         "gpu": devices,
@@ -88,7 +126,7 @@ def answer(search: Sequence[str]) -> None:
     """What the lent package does in the other interpreter: print its build."""
     wishes = json.load(sys.stdin)
     existing = [entry for entry in search if os.path.isdir(entry)]
-    document = json.dumps(probe(os.environ, wishes, existing, existing))
+    document = json.dumps(probe(os.environ, wishes, existing, lent=True))
     sys.stdout.write(f"\n{_MARK}{document}\n")
 
 
@@ -97,8 +135,9 @@ def _ask(job: Job, wishes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     program = _LENT.format(oldest=OLDEST, package=package)
-    python = job.python or sys.executable
-    tool = Tool([python, *job.options, "-c", program], _without_ours(job.environ), stdin=json.dumps(wishes).encode())
+    python = job.python or (sys.executable,)
+    given = json.dumps(wishes).encode()
+    tool = Tool([*python, *job.options, "-c", program], _without_ours(job.environ), given, ANSWER_SECONDS)
     try:
         lines = [line for line in tool.text().split("\n") if line.startswith(_MARK)]
         if not lines:
@@ -106,7 +145,7 @@ def _ask(job: Job, wishes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
         parts, left_out = json.loads(lines[-1][len(_MARK) :])
     except (ProbeError, ValueError) as error:
         raise CacheHomeError(
-            f"the identity of {python} is not known: {error}; give one with --identity FILE, made by"
+            f"the identity of {' '.join(python)} is not known: {error}; give one with --identity FILE, made by"
             f" `cachehome key --json` where the job runs",
             python=python,
         ) from None

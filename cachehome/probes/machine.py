@@ -47,27 +47,29 @@ def _libc() -> str:
         version = None
     if version:
         return version
-    loaders = [name for name in os.listdir("/lib") if name.startswith("ld-musl-")] if os.path.isdir("/lib") else []
+    loaders = (
+        [name for name in os.listdir("/lib") if name.startswith("ld-musl-")] if os.path.isdir("/lib") else []
+    )
     return "musl" if loaders else ABSENT
 
 
 def _cpu() -> str:
-    from cachehome import host
+    from cachehome import home
 
-    found = host.cpu_class()
-    if found == host.UNKNOWN:
+    features = home.cpu_features()
+    if not features:
         raise ProbeError("nothing tells the features of this CPU")
-    return found
+    return home.cpu_class(features)
 
 
-def host_tag(environ: Mapping[str, str], search: Sequence[str] | None) -> str:
+def host_tag(environ: Mapping[str, str], lent: Sequence[str] | None) -> str:
     """The host tag that this interpreter's own hook computes.
 
-    *search* is given where our package was lent to another interpreter: beside it lies another torch.
+    *lent* is where this interpreter finds packages, if ours was lent to it: the torch beside ours is not its own.
     """
-    from cachehome import host
+    from cachehome import home
 
-    tag = host.host_tag(environ)
-    if search is None:
+    tag = home.host_tag(environ)
+    if lent is None:
         return tag
-    return f"{tag.partition('/')[0]}/torch-{host.plain(host.torch_version(search))}"
+    return f"{tag.partition('/')[0]}/torch-{home.plain(home.torch_version(lent))}"

@@ -91,7 +91,9 @@ def read() -> Report:
 def kernel_driver(root: str = "/") -> str:
     """The version of NVIDIA's kernel module, `absent` if it is not loaded."""
     try:
-        with open(os.path.join(root, "proc/driver/nvidia/version"), encoding="ascii", errors="replace") as file:
+        with open(
+            os.path.join(root, "proc/driver/nvidia/version"), encoding="ascii", errors="replace"
+        ) as file:
             match = re.search(r"Module\s+(?:for \S+\s+)?(\d[\d.]+)", file.read())
     except OSError:
         return ABSENT
@@ -205,4 +207,4 @@ def _instance_sms(call: _Caller, handle: ctypes.c_void_p) -> int:
     # nvmlDeviceAttributes_t: multiprocessorCount comes first, eight more of its size, then memorySizeMB.
     attributes = (ctypes.c_ulonglong * 16)()
     call("nvmlDeviceGetAttributes_v2", handle, ctypes.byref(attributes))
-    return ctypes.cast(attributes, ctypes.POINTER(ctypes.c_uint))[0]
+    return int(ctypes.cast(attributes, ctypes.POINTER(ctypes.c_uint))[0])

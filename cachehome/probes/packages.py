@@ -38,8 +38,14 @@ class Installed:
 
 def search_path() -> list[str]:
     """Where this interpreter finds installed packages: `sys.path` without the place of the running script."""
-    here = {os.getcwd(), "", os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else ""}
-    return [entry for i, entry in enumerate(sys.path) if os.path.isdir(entry) and not (i == 0 and entry in here)]
+    here = {
+        os.getcwd(),
+        "",
+        os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else "",
+    }
+    return [
+        entry for i, entry in enumerate(sys.path) if os.path.isdir(entry) and not (i == 0 and entry in here)
+    ]
 
 
 def find(search: Iterable[str], more: Sequence[str] = ()) -> list[Installed]:
@@ -109,7 +115,9 @@ def normalise(name: str) -> str:
 
 
 def _pattern(name: str) -> str:
-    return re.escape(name.rstrip("*") if name.endswith("*") else normalise(name)) + (".*" if name.endswith("*") else "")
+    return re.escape(name.rstrip("*") if name.endswith("*") else normalise(name)) + (
+        ".*" if name.endswith("*") else ""
+    )
 
 
 def _record(metadata: str) -> str:

@@ -1,9 +1,9 @@
 """Owns the `sources` and `image` parts of a build: content of files and trees, commits, and the image's digest.
 
-    commit 1f0c9b2d...                   a clean checkout
-    commit 1f0c9b2d... + 5a7e...         with changes that are not committed, by their content
-    tree 9d41...                         no checkout: every file by its path in the tree and its content
-    file 77ab...
+commit 1f0c9b2d...                   a clean checkout
+commit 1f0c9b2d... + 5a7e...         with changes that are not committed, by their content
+tree 9d41...                         no checkout: every file by its path in the tree and its content
+file 77ab...
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 MOST_FILES = 50_000
 MOST_BYTES = 2 << 30
-_SKIPPED = frozenset({".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox", ".venv"})
+_SKIPPED = frozenset(
+    {".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox", ".venv"}
+)
 # Nothing of a checkout's own configuration is run: it may be somebody else's.
 _GIT = ["-c", "core.fsmonitor=false", "-c", "safe.directory=*", "-c", "core.hooksPath=/dev/null"]
 
@@ -50,7 +52,10 @@ def start(path: str, environ: Mapping[str, str]) -> Callable[[], str]:
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_EXTERNAL_DIFF"):
         quiet.pop(name, None)
     head = Tool([*command, "rev-parse", "HEAD"], quiet)
-    changed = Tool([*command, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--", "."], quiet)
+    changed = Tool(
+        [*command, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--", "."],
+        quiet,
+    )
     untracked = Tool([*command, "ls-files", "-z", "--others", "--exclude-standard"], quiet)
 
     def answer() -> str:
@@ -85,10 +90,9 @@ def tree_digest(path: str) -> str:
     import hashlib
 
     digest = hashlib.sha256()
-    files = total = 0
-    for name, full in _files(path):
+    total = 0
+    for files, (name, full) in enumerate(_files(path), 1):
         found = os.lstat(full)
-        files += 1
         total += found.st_size
         if files > MOST_FILES or total > MOST_BYTES:
             raise ProbeError(f"more than {MOST_FILES} files or {MOST_BYTES >> 30} GiB")
@@ -105,7 +109,9 @@ def tree_digest(path: str) -> str:
 def _files(path: str) -> Iterator[tuple[str, str]]:
     for directory, directories, names in os.walk(path):
         directories[:] = sorted(
-            name for name in directories if name not in _SKIPPED and not name.endswith((".egg-info", ".dist-info"))
+            name
+            for name in directories
+            if name not in _SKIPPED and not name.endswith((".egg-info", ".dist-info"))
         )
         links = [name for name in directories if os.path.islink(os.path.join(directory, name))]
         for name in sorted([*names, *links]):

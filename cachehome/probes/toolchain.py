@@ -1,10 +1,10 @@
 """Owns the `toolchain` part of a build: the host compiler and what it makes of `-march=native`, ptxas, nvcc.
 
-    cxx                gcc 12.2.0 (Debian 12.2.0-14+deb12u1)
-    march, isa         what `-march=native` means here; Inductor hashes only the word
-    libstdcxx          libstdc++.so.6.0.30
-    cc                 builds Triton's launchers
-    ptxas, ptxas_blackwell, nvcc
+cxx                gcc 12.2.0 (Debian 12.2.0-14+deb12u1)
+march, isa         what `-march=native` means here; Inductor hashes only the word
+libstdcxx          libstdc++.so.6.0.30
+cc                 builds Triton's launchers
+ptxas, ptxas_blackwell, nvcc
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Toolchain:
     def answers(self) -> dict[str, str]:
         """The part, as soon as all have answered."""
         answers = {
-            name: asked if isinstance(asked, str) else str(value(asked)) for name, asked in self._asked.items()
+            name: asked if isinstance(asked, str) else str(value(asked))
+            for name, asked in self._asked.items()
         }
         target = answers.pop("target")
         march, isa = _target(target)
@@ -75,9 +76,12 @@ def _default_cc(environ: Mapping[str, str]) -> str:
 
 
 def _ptxas(environ: Mapping[str, str], search: Sequence[str]) -> dict[str, str | None]:
-    """Triton takes the one that its variable names, else its own; torch sets that variable to its own, if it has one."""
+    """Triton takes the one that its variable names, else its own; torch, if it has one, names that one."""
     own = {
-        "ptxas": ("TRITON_PTXAS_PATH", (("torch", "bin", "ptxas"), ("triton", "backends", "nvidia", "bin", "ptxas"))),
+        "ptxas": (
+            "TRITON_PTXAS_PATH",
+            (("torch", "bin", "ptxas"), ("triton", "backends", "nvidia", "bin", "ptxas")),
+        ),
         "ptxas_blackwell": (
             "TRITON_PTXAS_BLACKWELL_PATH",
             (("triton", "backends", "nvidia", "bin", "ptxas-blackwell"),),
@@ -87,7 +91,9 @@ def _ptxas(environ: Mapping[str, str], search: Sequence[str]) -> dict[str, str |
     for name, (variable, places) in own.items():
         candidates = [environ.get(variable, "")]
         candidates += [os.path.join(directory, *place) for place in places for directory in search]
-        found[name] = next((path for path in candidates if os.access(path, os.X_OK) and os.path.isfile(path)), None)
+        found[name] = next(
+            (path for path in candidates if os.access(path, os.X_OK) and os.path.isfile(path)), None
+        )
     return found
 
 
@@ -127,7 +133,9 @@ def _target(text: str) -> tuple[str, str]:
     clang = _CLANG.findall(text)
     if clang:
         features = {name[1:] for kind, name in clang if kind == "feature" and name.startswith("+")}
-        return next((name for kind, name in clang if kind == "cpu"), ABSENT), " ".join(sorted(features)) or ABSENT
+        return next((name for kind, name in clang if kind == "cpu"), ABSENT), " ".join(
+            sorted(features)
+        ) or ABSENT
     option = _OPTION.search(text)
     enabled = set(_ENABLED.findall(text))
     if not option and not enabled:
