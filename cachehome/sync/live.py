@@ -79,7 +79,7 @@ class Live:
     def now_ns(self) -> int:
         """The time that a file written here now would get: what `restored_ns` is compared with."""
         path = os.path.join(self.own, f"clock-{uuid.uuid4().hex}")
-        with open(path, "wb"):
+        with open(path, "wb", opener=_only_mine):
             found = os.stat(path).st_mtime_ns
         os.unlink(path)
         return found
@@ -107,7 +107,7 @@ class Live:
 
         path = os.path.join(self.own, name)
         temporary = f"{path}.{uuid.uuid4().hex}"
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=_only_mine) as file:
             file.write(orjson.dumps(document))
         os.replace(temporary, path)
 
@@ -173,6 +173,10 @@ class Live:
             os.close(descriptor)  # never unlinked: waiters would lock another inode
 
 
+def _only_mine(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def in_effect(settings: Settings) -> dict[str, str]:
     """The live directory in effect of each family that *settings* name: an exported one, else ours.
 
@@ -209,7 +213,7 @@ def row(file: LocalFile, sha256: str) -> list[Any]:
 def known(table: dict[str, list[Any]], path: str, file: LocalFile) -> str:
     """The hash of *file*, "" if it is not known or the file has changed since."""
     found = table.get(path)
-    if found is None or found[:3] != [file.size, file.mtime_ns, file.inode]:
+    if not isinstance(found, list) or found[:3] != [file.size, file.mtime_ns, file.inode]:
         return ""
     return str(found[3])
 

@@ -274,7 +274,7 @@ class _Packer:
             data = self._read(source, path, file, chunk.start, chunk.length)
             if chunk.first:
                 running[2] = running[2] or portable.check_local(
-                    os.path.join(source.live.directory, path), path, file.size
+                    os.path.join(source.live.directory, path), path
                 )
         except (OSError, ValueError) as error:
             data = bytes(chunk.length)  # the header has promised so many bytes

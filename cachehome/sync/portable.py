@@ -24,6 +24,7 @@ from typing import Any
 GROUP = "__grp__"
 _CONTENT_NAMED = ("fxgraph/", "aotautograd/")
 _LIBRARIES = (".so", ".o", ".cubin", ".hsaco")
+_NOBITS = 8
 _OBJECTS = (".best_config", ".json")
 
 
@@ -74,7 +75,7 @@ def check(path: str, data: bytes) -> str:
     if not data:
         return "empty"
     if path.endswith(_LIBRARIES):
-        return _elf(data, len(data))
+        return _elf(data)
     if path.startswith(_CONTENT_NAMED):
         return _content_name(os.path.basename(path), data)
     if path.endswith(".py"):
@@ -98,14 +99,8 @@ def check_group(data: bytes, present: Collection[str]) -> str:
     return f"{missing[0]} is missing" if missing else ""
 
 
-def check_local(path: str, name: str, size: int) -> str:
-    """`check` for the file *path* on disk, whose name below its family's directory is *name*; reads what it
-    must."""
-    if not size:
-        return "empty"
-    if name.endswith(_LIBRARIES):
-        with open(path, "rb") as file:
-            return _elf(file.read(64), size)
+def check_local(path: str, name: str) -> str:
+    """`check` for the file *path* on disk, whose name below its family's directory is *name*. Raises OSError."""
     with open(path, "rb") as file:
         return check(name, file.read())
 
@@ -138,17 +133,42 @@ def _python(data: bytes) -> str:
     return ""
 
 
-def _elf(head: bytes, size: int) -> str:
-    """Whether an ELF file is as long as its own tables say. A short one kills the process that maps it
-    (SIGBUS)."""
-    if head[:4] != b"\x7fELF":
-        # Other systems' libraries (Mach-O, PE) and archives have no such table.
-        return "cut short" if b"\x7fELF".startswith(head[:4]) else ""
-    order = {1: "<", 2: ">"}.get(head[5] if len(head) > 5 else 0)
-    layout = {1: ("I", 0x20, "HHH", 0x2E, 52), 2: ("Q", 0x28, "HHH", 0x3A, 64)}.get(head[4] if order else 0)
-    if order is None or layout is None or len(head) < layout[4]:
+def _elf(data: bytes) -> str:
+    """Whether an ELF file is as long as its own tables say. A short one kills the process that maps it (SIGBUS)."""
+    if data[:4] != b"\x7fELF":
+        # Other systems' libraries (Mach-O, PE) and archives have no such tables.
+        return "cut short" if b"\x7fELF".startswith(data[:4]) else ""
+    try:
+        return "" if _elf_end(data) <= len(data) else "cut short"
+    except (struct.error, KeyError, IndexError):
         return "cut short"
-    word, at, halves, tail, _ = layout
-    (sections,) = struct.unpack_from(order + word, head, at)
-    entry_size, count, _ = struct.unpack_from(order + halves, head, tail)
-    return "cut short" if sections + entry_size * count > size else ""
+
+
+def _elf_end(data: bytes) -> int:
+    """Where the last part that the headers of an ELF file name ends. Raises for what is no such header."""
+    order = {1: "<", 2: ">"}[data[5]]
+    wide = {1: False, 2: True}[data[4]]
+    programs, sections = struct.unpack_from(order + ("QQ" if wide else "II"), data, 0x20 if wide else 0x1C)
+    counts = struct.unpack_from(order + "HHHH", data, 0x36 if wide else 0x2A)
+    program_size, program_count, section_size, section_count = counts
+    if not program_count and not section_count:
+        raise IndexError
+    ends: list[int] = [programs + program_size * program_count, sections + section_size * section_count]
+    for number in range(program_count):
+        at = programs + number * program_size
+        offset, size = (
+            (*struct.unpack_from(order + "Q", data, at + 8), *struct.unpack_from(order + "Q", data, at + 32))
+            if wide
+            else (
+                *struct.unpack_from(order + "I", data, at + 4),
+                *struct.unpack_from(order + "I", data, at + 16),
+            )
+        )
+        ends.append(offset + size)
+    for number in range(section_count):
+        at = sections + number * section_size
+        (kind,) = struct.unpack_from(order + "I", data, at + 4)
+        offset, size = struct.unpack_from(order + ("QQ" if wide else "II"), data, at + (24 if wide else 16))
+        if kind != _NOBITS:  # such a section takes room in memory only
+            ends.append(offset + size)
+    return max(ends)

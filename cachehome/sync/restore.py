@@ -248,8 +248,9 @@ class _Restore(Work):
         if all(file.suffix in have or (ir and file.suffix.endswith(ir)) for file in entry.files):
             return False
         if _is_tree(local):
-            if time.time() - local.newest_ns / 1e9 < _QUIET:
-                return False  # somebody may be writing it right now
+            # A group is written last. Without one, somebody may be compiling the kernel right now.
+            if not any(portable.is_group(suffix) for suffix in have) and _age(local) < _QUIET:
+                return False
             target.live.set_aside(entry.name, [], tree=True)
             self.details.setdefault("set_aside", []).append(f"{entry.family}/{entry.name}: incomplete")
         return True
@@ -306,6 +307,10 @@ def _move(target: Target, entry: Entry, suffixes: list[str], made: set[str]) -> 
     return moved
 
 
+def _age(entry: LocalEntry) -> float:
+    return time.time() - entry.newest_ns / 1e9
+
+
 def _is_tree(entry: LocalEntry) -> bool:
     return any(file.suffix.startswith("/") for file in entry.files)
 
@@ -320,7 +325,7 @@ def broken(live: Live, table: dict[str, list[Any]], entry: LocalEntry) -> str:
             continue
         full = os.path.join(live.directory, path)
         try:
-            problem = portable.check_local(full, path, file.size)
+            problem = portable.check_local(full, path)
             if not problem and portable.is_group(path):
                 with open(full, "rb") as group:
                     problem = portable.check_group(group.read(), present)
@@ -341,6 +346,6 @@ def other_build(live: Live, stamp: Stamp) -> str:
 
 def host_tag(identity: Identity) -> str:
     """The host tag that *identity* was made under; this machine's if it does not say."""
-    from cachehome import host
+    from cachehome import home
 
-    return str(identity.build.get("host_tag") or host.host_tag())
+    return str(identity.build.get("host_tag") or home.host_tag())

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cachehome.errors import IntegrityError
+from cachehome.sync import parallel
+
+
+@pytest.fixture(params=["fork", "thread"])
+def each(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[object]]:
+    # pytest and its plug-ins may have threads of their own: the choice is tested apart.
+    monkeypatch.setattr(parallel, "_may_fork", lambda: request.param == "fork")
+    return parallel.each
+
+
+def test_results_come_in_the_order_of_the_tasks(each: Callable[..., Iterator[object]]) -> None:
+    def slow_first(task: int) -> tuple[int, bytes]:
+        time.sleep(0.05 if task == 0 else 0)
+        return task, bytes(task)
+
+    assert list(each(slow_first, range(50), workers=3)) == [(n, bytes(n)) for n in range(50)]
+
+
+def test_large_results_and_few_tasks(each: Callable[..., Iterator[object]]) -> None:
+    assert list(each(lambda n: bytes([n]) * 3_000_000, [1, 2], workers=8)) == [
+        b"\1" * 3_000_000,
+        b"\2" * 3_000_000,
+    ]
+    assert list(each(lambda n: n, [], workers=2)) == []
+    assert list(each(lambda n: n + 1, [1], workers=2)) == [2]
+
+
+def test_an_error_keeps_its_type_and_fields(each: Callable[..., Iterator[object]]) -> None:
+    def fail(task: int) -> int:
+        if task == 5:
+            raise IntegrityError("damaged", name="packs/x", reason="pack_damaged")
+        return task
+
+    with pytest.raises(IntegrityError, match="damaged") as caught:
+        list(each(fail, range(9), workers=2))
+    assert caught.value.reason == "pack_damaged"
+
+
+def test_a_worker_that_hangs_is_left_at_the_deadline(each: Callable[..., Iterator[object]]) -> None:
+    release = threading.Event()
+    try:
+        with pytest.raises(TimeoutError):
+            list(each(lambda _: release.wait(30), range(4), workers=2, deadline=time.monotonic() + 0.3))
+    finally:
+        release.set()
+
+
+def test_a_killed_worker_is_an_error_not_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "_may_fork", lambda: True)
+    mother = os.getpid()
+
+    def die(task: int) -> int:
+        if task == 3 and os.getpid() != mother:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return task
+
+    with pytest.raises(ChildProcessError):
+        list(parallel.each(die, range(50), workers=2))
+
+
+def test_a_process_with_threads_does_not_fork() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        assert not parallel._may_fork()
+        pids = set(parallel.each(lambda _: os.getpid(), range(8), workers=2))
+        assert pids == {os.getpid()}
+    finally:
+        done.set()
+        thread.join()
