@@ -43,7 +43,7 @@ class Backend(Protocol):
     def usage(self, prefix: str) -> tuple[int, int]:
         """(names, bytes) of all that lies below *prefix*, whatever it is: what a quota counts."""
 
-    def temporaries(self, prefix: str) -> list[str]:
+    def temporaries(self, prefix: str) -> set[str]:
         """Names below *prefix* that are being written, or that a killed writer left. `list` does not show them."""
 
 
@@ -82,5 +82,5 @@ class Nested:
     def usage(self, prefix: str) -> tuple[int, int]:
         return self.backend.usage(self._name(prefix))
 
-    def temporaries(self, prefix: str) -> list[str]:
-        return [name[len(self.prefix) + 1 :] for name in self.backend.temporaries(self._name(prefix))]
+    def temporaries(self, prefix: str) -> set[str]:
+        return {name[len(self.prefix) + 1 :] for name in self.backend.temporaries(self._name(prefix))}

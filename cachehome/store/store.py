@@ -1,13 +1,7 @@
-"""A store: builds, each with packs and one line of generations a profile.
+"""A store: reading (reader.py), and the commit protocol.
 
-    <url>/cachehome-v1/<build>/identity.json                         the build, in full, for people and for the diff
-                              /packs/<sha256>.tar.zst                immutable; shared by the build's profiles
-                              /profiles/<profile>/identity.json
-                                                 /generations/<number>   immutable; creating the next number IS the commit
-                                                 /CURRENT            a hint: the newest number; never decides
-
-Write order: packs, then the generation that names them, then the hint. Read order is the reverse without the hint: the
-newest generation is the highest number listed. Holes and strays are legal.
+Write order: packs, then the generation that names them, then the hint. What was created may be answered with an error,
+or with "exists". A commit is done when the highest generation holds what it added, and all of its packs are there.
 """
 
 from __future__ import annotations
@@ -18,71 +12,49 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from cachehome.errors import CommitConflict, ConfigError, IntegrityError, NotInStore, StoreError, Untrusted
-from cachehome.store.backend import Backend, Nested
-from cachehome.store.manifest import MAX_STORED, Entry, Manifest, Pack, decode, encode
-from cachehome.store.owners import Owners
+from cachehome.errors import (
+    CommitConflict,
+    ConfigError,
+    IntegrityError,
+    NotInStore,
+    StoreError,
+    UnsupportedStore,
+    Untrusted,
+)
+from cachehome.store import marks
+from cachehome.store.manifest import Manifest, Pack, decode, encode
+from cachehome.store.memory import Memory
+from cachehome.store.merge import Addition, merge, missing
 from cachehome.store.posix import PosixBackend
-from cachehome.store.signing import Keys
+from cachehome.store.reader import Generation, Head, Reader, generation_name
 
 if TYPE_CHECKING:
     from cachehome.settings import Settings
 
-LAYOUT = "cachehome-v1"
-_DIGITS = 8
-_MOST_DIGITS = 18  # what JSON holds as a whole number; a longer name is a stray, and must not end the line
+__all__ = ["Addition", "Generation", "Store"]
+
+DAY = 86_400.0
 _FIRST_WAIT = 0.05
 _LONGEST_WAIT = 2.0
+_USED = "used"  # after a line in this node's memory: when it last said so
+
+# (head, number of the next generation, packs that are gone) -> what it is to be; None: there is nothing to add.
+Propose = Callable[[Head, int, frozenset[str]], "Manifest | None"]
+Upload = Callable[[Pack], bool]
 
 
-class Generation(NamedTuple):
-    """A manifest that was read and verified, and the sha256 of its bytes."""
-
-    manifest: Manifest
-    sha256: str
-
-    @property
-    def number(self) -> int:
-        return self.manifest.number
-
-
-@dataclass(frozen=True, slots=True)
-class Addition:
-    """What one publisher brings: entries whose `File.pack` counts in `packs`, and where they came from.
-
-    *overwrite*: keys whose newer bytes replace older ones (growing entries); for all others the first one wins.
-    *base*: where a profile without a generation starts from.
-    """
-
-    entries: dict[tuple[str, str], Entry]
-    packs: tuple[Pack, ...]
-    origins: tuple[dict[str, Any], ...]
-    overwrite: frozenset[tuple[str, str]] = frozenset()
-    base: Manifest | None = None
-    publisher: dict[str, Any] = field(default_factory=dict)
-
-
-class Store:
-    """The generations below one backend. Raises `StoreUnavailable` when the backend does not work."""
-
-    def __init__(self, backend: Backend, *, sign: Any = None, verify: Any = None) -> None:
-        self.backend = Nested(backend, LAYOUT)
-        self.url = backend.url
-        self._sign = sign
-        self._verify = verify
+class Store(Reader):
+    """A store that can be written to. Raises `StoreUnavailable` when the backend does not work."""
 
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
 
     @classmethod
     def open(cls, url: str, settings: Settings | None = None) -> Store:
-        """The store at *url*, a directory or a `file://` URL, with the owners and keys that *settings* trust.
-
-        Raises `StoreUnavailable` if it is not there, `Untrusted` if strangers can write to it.
-        """
+        """The store at *url*, a directory or a `file://` URL. Raises `StoreUnavailable` if it is not there."""
         path = url.removeprefix("file://")
         if "://" in path or not path.startswith("/"):
             raise ConfigError(
@@ -92,107 +64,59 @@ class Store:
                 value=url,
                 allowed="an absolute directory or file://",
             )
-        if settings is None:
-            backend = PosixBackend(path)
-            backend.check()
-            return cls(backend)
-        keys = Keys.load(settings)
-        owners = Owners(settings.store_owners, shared=settings.shared)
-        backend = PosixBackend(path, shared=settings.shared, owners=owners)
+        backend = PosixBackend(path, shared=settings.shared if settings else False)
         backend.check()
-        return cls(backend, sign=keys.sign if keys else None, verify=keys.verify if keys else None)
+        return cls(backend, memory=Memory.of(settings))
 
-    # -- what is there ---------------------------------------------------------------------------------------------
+    # -- marks -------------------------------------------------------------------------------------------------------
 
-    def builds(self) -> list[str]:
-        """Hashes of all builds."""
-        return sorted(self.backend.list(""))
+    def deny(self, build: str, denied: marks.Denied) -> None:
+        """Add or replace a list."""
+        marks.check_label(denied.label)
+        name = f"{build}/denied/{denied.label}"
+        self.backend.put(name, marks.encode(name, denied, self._sign))
 
-    def profiles(self, build: str) -> list[str]:
-        """Names of the profiles of *build*."""
-        return sorted(self.backend.list(f"{build}/profiles"))
+    def allow(self, build: str, label: str) -> None:
+        """Remove a list: what it denied is welcome again."""
+        marks.check_label(label)
+        self.backend.delete(f"{build}/denied/{label}")
 
-    def numbers(self, build: str, profile: str) -> list[int]:
-        """Numbers of the generations listed, ascending. The last one is the newest, whatever CURRENT says."""
-        names = self.backend.list(f"{build}/profiles/{profile}/generations")
-        return sorted(
-            int(name)
-            for name in names
-            if _DIGITS <= len(name) <= _MOST_DIGITS and name.isdecimal() and name.isascii()
-        )
+    def pin(self, build: str, profile: str, number: int, label: str) -> bool:
+        """Keep the packs of a generation under *label*; False if the label keeps another one."""
+        marks.check_label(label)
+        generation = self.read(build, profile, number)
+        data = self.backend.get(generation_name(build, profile, number))
+        self._revive(build, generation.manifest)
+        if self.backend.put_new(f"{build}/pins/{label}", data):
+            return True
+        there = self.pins(build).get(label)
+        return there is not None and there.sha256 == generation.sha256
 
-    def packs(self, build: str) -> set[str]:
-        """sha256 of each pack that is listed."""
-        names = self.backend.list(f"{build}/packs")
-        return {name.removesuffix(".tar.zst") for name in names if name.endswith(".tar.zst")}
+    def unpin(self, build: str, label: str) -> None:
+        """Remove a pin."""
+        marks.check_label(label)
+        self.backend.delete(f"{build}/pins/{label}")
 
-    def identity(self, build: str, profile: str | None = None) -> dict[str, Any] | None:
-        """The build's identity, or the profile's, as it was published; None if it is not there."""
-        import orjson
+    def touch(self, build: str, profile: str, line: str = "") -> None:
+        """Say that the profile is in use, about once a day for all users together. Never raises.
 
-        name = f"{build}/profiles/{profile}/identity.json" if profile else f"{build}/identity.json"
-        try:
-            found = orjson.loads(self.backend.get(name))
-        except (NotInStore, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
-
-    def usage(self, build: str) -> tuple[int, int]:
-        """Files and bytes of *build*'s directory: packs, manifests, marks, all of it."""
-        return self._usage(build)
-
-    def _usage(self, prefix: str) -> tuple[int, int]:
-        files = size = 0
-        for name in self.backend.list(prefix):
-            below = f"{prefix}/{name}"
-            if name.endswith((".zst", ".json")) or name.isdecimal() or name == "CURRENT":
-                with contextlib.suppress(NotInStore):
-                    size += self.backend.size(below)
-                    files += 1
-            else:
-                more = self._usage(below)
-                files, size = files + more[0], size + more[1]
-        return files, size
-
-    # -- reading ---------------------------------------------------------------------------------------------------
-
-    def read(self, build: str, profile: str, number: int) -> Generation:
-        """One generation, verified. Raises `NotInStore`, `IntegrityError`, `Untrusted`."""
-        name = _generation_name(build, profile, number)
-        data = self.backend.get(name, 0, MAX_STORED + 1)
-        manifest = decode(data, name, self._verify)
-        if (manifest.build, manifest.profile, manifest.number) != (build, profile, number):
-            raise IntegrityError(
-                f"the manifest {name} belongs elsewhere: {manifest.build[:8]}/{manifest.profile}/{manifest.number}",
-                name=name,
-                reason="manifest_misplaced",
-            )
-        return Generation(manifest, hashlib.sha256(data).hexdigest())
-
-    def newest(
-        self, build: str, profile: str, refused: Callable[[int, StoreError], None] | None = None
-    ) -> Generation | None:
-        """The newest generation that can be read and trusted; *refused* hears of each newer one that can't."""
-        for number in reversed(self.numbers(build, profile)):
+        *line*: its line; a node that noted it in the last hours has said so, too, and need not ask.
+        """
+        known = f"{line}{_USED}"
+        if self.memory is not None and line and self.memory.age(known) < DAY / 2:
+            return
+        name = f"{build}/profiles/{profile}/used"
+        with contextlib.suppress(StoreError):
             try:
-                return self.read(build, profile, number)
+                due = self.backend.age(name) > DAY * random.uniform(0.5, 1)
             except NotInStore:
-                continue  # pruned since it was listed
-            except (IntegrityError, PermissionError) as error:
-                if refused is not None:
-                    refused(number, error)
-        return None
+                due = True
+            if due:
+                self.backend.put(name, b"")
+        if self.memory is not None and line:
+            self.memory.note(known, 0)
 
-    def fallback(self, build: str, profile: str) -> Generation | None:
-        """The newest generation of the build's other profiles."""
-        found = [self.newest(build, other) for other in self.profiles(build) if other != profile]
-        return max(
-            (generation for generation in found if generation is not None),
-            key=lambda generation: generation.manifest.created,
-            default=None,
-        )
-
-    # -- writing ---------------------------------------------------------------------------------------------------
+    # -- writing -------------------------------------------------------------------------------------------------------
 
     def add_pack(self, build: str, sha256: str, path: str) -> None:
         """Put the local file *path* into the store as pack *sha256*."""
@@ -204,134 +128,166 @@ class Store:
         self.backend.put_new(f"{build}/profiles/{profile}/identity.json", of_profile)
 
     def commit(
-        self, build: str, profile: str, addition: Addition, *, deadline: float, lost: Iterable[str] = ()
+        self,
+        build: str,
+        profile: str,
+        addition: Addition,
+        *,
+        deadline: float,
+        lost: Iterable[str] = (),
+        upload: Upload | None = None,
     ) -> tuple[Generation, bool]:
         """Make a generation that holds what the newest one holds and *addition*; (generation, whether it is ours).
 
         *deadline*: `time.monotonic()` after which it gives up with `CommitConflict`. *lost*: packs that are gone;
-        entries in them count as lacking.
+        entries in them count as lacking. *upload*: stores a pack of the addition again; False if it is none of them.
         """
-        lost = frozenset(lost)
+        denied = self.denied(build).rows
+
+        def propose(head: Head, number: int, lost: frozenset[str]) -> Manifest | None:
+            base = head.generation.manifest if head.generation else None
+            start = base or addition.base
+            entries = missing(start, addition, lost, denied)
+            if base is not None and not entries and not any(pack.sha256 in lost for pack in base.packs):
+                return None
+            return merge(start, addition, entries, number, lost=lost, new_line=base is None)
+
+        return self.advance(build, profile, propose, deadline=deadline, lost=lost, upload=upload)
+
+    def advance(
+        self,
+        build: str,
+        profile: str,
+        propose: Propose,
+        *,
+        deadline: float,
+        lost: Iterable[str] = (),
+        upload: Upload | None = None,
+    ) -> tuple[Generation, bool]:
+        """Add what *propose* makes of the newest generation to the line; (the newest one, whether it is ours).
+
+        Done when the highest generation holds what was to be added, and all of its packs are there.
+        """
+        gone = frozenset(lost)
+        nonces: set[str] = set()
+        at_least = tries = 0
         wait = _FIRST_WAIT
-        tries = 0
+        ours = False
         while True:
-            highest = max(self.numbers(build, profile), default=0)
-            base = self.newest(build, profile)
-            start = base.manifest if base else addition.base
-            entries = _missing(start, addition, lost)
-            if not entries and base is not None:
-                return base, tries > 0
-            tries += 1
-            manifest = _merge(start, addition, entries, lost, number=highest + 1)
-            manifest = replace(
-                manifest,
-                build=build,
-                profile=profile,
-                line=base.manifest.line if base else uuid.uuid4().hex,
-                parent=base.sha256 if base else "",
-            )
-            data = encode(manifest, self._sign)
-            won = self.backend.put_new(_generation_name(build, profile, manifest.number), data)
-            if not won:
-                # A lost reply: the winner may be ourselves.
-                with contextlib.suppress(NotInStore, IntegrityError, Untrusted):
-                    won = self.read(build, profile, manifest.number).manifest.nonce == manifest.nonce
-            # A number below the highest may be free again after a prune: what was created there is no commit.
-            if won and max(self.numbers(build, profile), default=manifest.number) <= manifest.number:
-                with contextlib.suppress(StoreError):
-                    self.backend.put(f"{build}/profiles/{profile}/CURRENT", b"%d\n" % manifest.number)
-                return Generation(manifest, hashlib.sha256(data).hexdigest()), True
-            if won:
-                continue
-            if time.monotonic() + wait > deadline:
-                raise CommitConflict(
-                    f"others kept publishing to {profile}: gave up after {tries} tries; the next publish tries again",
-                    number=manifest.number,
-                    tries=tries,
-                )
-            time.sleep(random.uniform(0, wait))
-            wait = min(2 * wait, _LONGEST_WAIT)
+            head = self.head(build, profile, at_least, for_writing=True)
+            base = head.generation
+            ours = ours or (base is not None and base.manifest.nonce in nonces)
+            proposal = propose(head, head.highest + 1, gone)
+            if proposal is None:
+                assert base is not None
+                settled = base
+            else:
+                if time.monotonic() > deadline:
+                    raise _gave_up(profile, head.highest, tries)
+                tries += 1
+                nonces.add(proposal.nonce)
+                settled, won = self._create(build, profile, proposal, base, upload)
+                if not won:
+                    at_least = max(at_least, settled.number)
+                    if time.monotonic() + wait > deadline:
+                        raise _gave_up(profile, at_least, tries)
+                    time.sleep(random.uniform(0, wait))
+                    wait = min(2 * wait, _LONGEST_WAIT)
+                    continue
+                ours = True
+                if not self._stands(build, profile, settled.number, head.highest):
+                    continue
+            if not ours:
+                return settled, False
+            away = self._absent(build, settled.manifest, upload)
+            if not away:
+                self._hint(build, profile, settled)
+                return settled, True
+            gone |= away
+            if time.monotonic() > deadline:
+                raise _gave_up(profile, settled.number, tries)
+
+    def _create(
+        self,
+        build: str,
+        profile: str,
+        proposal: Manifest,
+        base: Generation | None,
+        upload: Upload | None,
+    ) -> tuple[Generation, bool]:
+        """Try to commit; (what was to be committed, whether it is there)."""
+        manifest = replace(
+            proposal,
+            build=build,
+            profile=profile,
+            line=base.manifest.line if base else uuid.uuid4().hex,
+            parent=base.sha256 if base else "",
+        )
+        self._revive(build, manifest, upload)
+        data = encode(manifest, self._sign)
+        generation = Generation(manifest, hashlib.sha256(data).hexdigest())
+        name = generation_name(build, profile, manifest.number)
+        try:
+            won = self.backend.put_new(name, data)
+        except UnsupportedStore:
+            raise
+        except StoreError:
+            # It failed, or it was done and only the answer failed.
+            if not self._is_mine(name, manifest):
+                raise
+            won = True
+        return generation, won or self._is_mine(name, manifest)
+
+    def _is_mine(self, name: str, manifest: Manifest) -> bool:
+        """Whether the generation that is there is the one that we tried to create: a reply may be lost."""
+        try:
+            return decode(self.backend.get(name), name).nonce == manifest.nonce
+        except StoreError:
+            return False
+
+    def _stands(self, build: str, profile: str, number: int, highest: int) -> bool:
+        """Whether what was created is the newest. A number below may be free again after a prune: a generation there
+        is no commit, and then the one it was to follow is gone, too, since prune deletes in ascending order."""
+        if max(self.numbers(build, profile), default=number) > number:
+            return False
+        if not highest:
+            return True
+        try:
+            return self._exists(generation_name(build, profile, highest))
+        except (IntegrityError, Untrusted):
+            return True  # damaged, but there
+
+    def _revive(self, build: str, manifest: Manifest, upload: Upload | None = None) -> None:
+        """Take the packs of *manifest* back from the collector, before they are named. One that may be deleted at this
+        moment, since nothing named it, is stored again."""
+        condemned = set(self.backend.list(f"{build}/condemned"))
+        for pack in manifest.packs:
+            if pack.sha256 in condemned:
+                self.backend.delete(f"{build}/condemned/{pack.sha256}")
+                if upload is not None:
+                    upload(pack)
+
+    def _absent(self, build: str, manifest: Manifest, upload: Upload | None) -> frozenset[str]:
+        """The packs of a committed *manifest* that are not there and can't be stored again."""
+        listed = self.packs(build)
+        return frozenset(
+            pack.sha256
+            for pack in manifest.packs
+            if pack.sha256 not in listed
+            and not self.has_pack(build, pack.sha256)
+            and (upload is None or not upload(pack))
+        )
+
+    def _hint(self, build: str, profile: str, generation: Generation) -> None:
+        with contextlib.suppress(StoreError):
+            self.backend.put(f"{build}/profiles/{profile}/CURRENT", b"%d\n" % generation.number)
+        if self.memory is not None:
+            self.memory.note(generation.manifest.line, generation.number)
 
 
-def _generation_name(build: str, profile: str, number: int) -> str:
-    return f"{build}/profiles/{profile}/generations/{number:0{_DIGITS}d}"
-
-
-def _missing(
-    start: Manifest | None, addition: Addition, lost: frozenset[str]
-) -> dict[tuple[str, str], Entry]:
-    """The entries of *addition* that *start* lacks, or holds only in packs that are gone."""
-    if start is None:
-        return addition.entries
-    gone = {number for number, pack in enumerate(start.packs) if pack.sha256 in lost}
-    missing = {}
-    for key, entry in addition.entries.items():
-        there = start.entries.get(key)
-        if there is not None and not any(file.pack in gone for file in there.files):
-            same = [file.sha256 for file in there.files] == [file.sha256 for file in entry.files]
-            if same or key not in addition.overwrite:
-                continue
-        missing[key] = entry
-    return missing
-
-
-def _merge(
-    start: Manifest | None,
-    addition: Addition,
-    missing: dict[tuple[str, str], Entry],
-    lost: frozenset[str],
-    number: int,
-) -> Manifest:
-    """A manifest of all that *start* still has, and of *missing*; packs that nothing names are left out."""
-    packs: list[Pack] = []
-    origins: list[dict[str, Any]] = []
-    entries: dict[tuple[str, str], Entry] = {}
-    place: dict[str, int] = {}
-
-    def number_of(pack: Pack, of: tuple[dict[str, Any], ...]) -> int:
-        if pack.sha256 not in place:
-            origin = of[pack.origin]
-            if origin not in origins:
-                origins.append(origin)
-            place[pack.sha256] = len(packs)
-            packs.append(pack._replace(origin=origins.index(origin)))
-        return place[pack.sha256]
-
-    def take(
-        found: dict[tuple[str, str], Entry],
-        of: tuple[Pack, ...],
-        origin: tuple[dict[str, Any], ...],
-        since: int | None,
-    ) -> None:
-        moved: dict[int, int] = {}
-        for key, entry in found.items():
-            files = entry.files
-            for file in files:
-                if file.pack not in moved:
-                    moved[file.pack] = number_of(of[file.pack], origin)
-            if any(moved[file.pack] != file.pack for file in files):
-                files = tuple(file._replace(pack=moved[file.pack]) for file in files)
-            entries[key] = entry._replace(files=files, since=entry.since if since is None else since)
-
-    if start is not None:
-        gone = {index for index, pack in enumerate(start.packs) if pack.sha256 in lost}
-        kept = {
-            key: entry
-            for key, entry in start.entries.items()
-            if key not in missing and not any(file.pack in gone for file in entry.files)
-        }
-        take(kept, start.packs, start.origins, None)
-    take(missing, addition.packs, addition.origins, number)
-    return Manifest(
-        build="",
-        profile="",
-        line="",
+def _gave_up(profile: str, number: int, tries: int) -> CommitConflict:
+    return CommitConflict(
+        f"others kept publishing to {profile}: gave up after {tries} tries; the next publish tries again",
         number=number,
-        parent="",
-        nonce=uuid.uuid4().hex,
-        created=time.time(),
-        entries=entries,
-        packs=tuple(packs),
-        origins=tuple(origins),
-        publisher=addition.publisher,
+        tries=tries,
     )
