@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,15 +27,21 @@ from cachehome.errors import IntegrityError, missing_extra
 
 FORMAT = "cachehome-manifest"
 VERSION = 1
-# A manifest of 100,000 files takes 3 MB and unpacks to 20. Limits stop a bomb before it is unpacked.
-MAX_STORED = 256 << 20
-MAX_PAYLOAD = 1 << 30
-MAX_ENTRIES = 1_000_000
-MAX_FILES = 5_000_000
+# A manifest of 100,000 files takes 4 MB and unpacks to 20. Limits stop a bomb before it is unpacked.
+MAX_STORED = 64 << 20
+MAX_PAYLOAD = 256 << 20
+MAX_FILES = 1_000_000
+MAX_PACKS = 10_000
+MAX_FRAME = 64 << 20  # raw; writers make frames of 4 MB
 _MAX_HEADER = 64 << 10
+_MAX_DEPTH = 32
+_SHORT = 200  # a path no longer than this is right if its two halves are
 # Relative, plain, and possible below any live directory. No part begins with a dot: those are our own and temporary
-# names, and `.` and `..`.
-_PATH = re.compile(r"[^./\\\0][^/\\\0]{0,254}(?:/[^./\\\0][^/\\\0]{0,254})*")
+# names, and `.` and `..`. Nothing that a terminal would act on.
+_PART = r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,254}"
+_PATH = re.compile(rf"{_PART}(?:/{_PART}){{0,{_MAX_DEPTH - 1}}}")
+_FAMILY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class File(NamedTuple):
@@ -63,7 +69,7 @@ class Entry(NamedTuple):
         return (self.family, self.name)
 
     def digest(self, leave_out: frozenset[str] = frozenset()) -> str:
-        """sha256 of what the entry holds, whatever pack it lies in; files with an extension in *leave_out* don't count."""
+        """sha256 of what the entry holds, whatever pack it lies in; without files of the extensions *leave_out*."""
         text = "".join(
             f"{file.suffix}\0{file.sha256}\n"
             for file in sorted(self.files, key=lambda file: file.suffix)
@@ -158,7 +164,7 @@ def encode(manifest: Manifest, sign: Any = None) -> bytes:
             "files": files,
         }
     )
-    stored = zstandard.ZstdCompressor(level=3).compress(payload)
+    stored: bytes = zstandard.ZstdCompressor(level=3).compress(payload)
     header = {"format": FORMAT, "version": VERSION, "sha256": hashlib.sha256(stored).hexdigest()}
     if sign is not None:
         header["signature"] = sign(orjson.dumps(header))
@@ -175,6 +181,8 @@ def split(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
         header = orjson.loads(line)
         if header.get("format") != FORMAT:
             raise ValueError("another format")
+        if orjson.dumps(header) != line:
+            raise ValueError("written in another way than it is signed")
         if header["version"] != VERSION:
             raise ValueError(f"version {header['version']!r}, this cachehome reads {VERSION}")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
@@ -211,89 +219,165 @@ def decode(data: bytes, name: str, verify: Any = None) -> Manifest:
 
 
 def _manifest(payload: dict[str, Any]) -> Manifest:
-    packs = tuple(_pack(row) for row in payload["packs"])
+    _typed(
+        payload,
+        build=str,
+        profile=str,
+        line=str,
+        number=int,
+        parent=str,
+        nonce=str,
+        publisher=dict,
+    )
+    _typed(payload, families=list, origins=list, packs=list, entries=dict, files=dict)
     origins = tuple(payload["origins"])
-    if any(not isinstance(origin, dict) for origin in origins):
+    if any(type(origin) is not dict for origin in origins):
         raise ValueError("an origin is not an object")
+    if len(payload["packs"]) > MAX_PACKS:
+        raise ValueError("too many packs")
+    packs = tuple(_pack(row) for row in payload["packs"])
     if any(not 0 <= pack.origin < len(origins) for pack in packs):
         raise ValueError("a pack without origin")
-    for key, kind in (("number", int), ("build", str), ("profile", str), ("line", str), ("nonce", str)):
-        if not isinstance(payload[key], kind):
-            raise TypeError(key)
+    if len({pack.sha256 for pack in packs}) != len(packs):
+        raise ValueError("two packs have one name")
     raw = [sum(frame[1] for frame in pack.frames) for pack in packs]
     return Manifest(
         build=payload["build"],
         profile=payload["profile"],
         line=payload["line"],
         number=payload["number"],
-        parent=str(payload["parent"]),
+        parent=payload["parent"],
         nonce=payload["nonce"],
         created=float(payload["created"]),
-        publisher=dict(payload["publisher"]),
+        publisher=payload["publisher"],
         packs=packs,
         origins=origins,
         entries={entry.key: entry for entry in _entries(payload, raw)},
     )
 
 
+def _typed(document: dict[str, Any], **kinds: type) -> None:
+    for key, kind in kinds.items():
+        if type(document[key]) is not kind:  # True is an int, too
+            raise ValueError(f"{key} is no {kind.__name__}")
+
+
+def _all(kind: type, *columns: list[Any]) -> None:
+    """Raise ValueError unless all that *columns* hold is of this *kind*."""
+    for column in columns:
+        if type(column) is not list or not set(map(type, column)) <= {kind}:
+            raise ValueError(f"a column holds something else than {kind.__name__}")
+
+
 def _pack(row: dict[str, Any]) -> Pack:
-    sha256, size = row["sha256"], row["size"]
-    if len(sha256) != 64 or not all(c in "0123456789abcdef" for c in sha256):
+    _typed(row, sha256=str, size=int, ir=bool, origin=int, frames=list)
+    frames = tuple((stored, raw, digest) for stored, raw, digest in row["frames"])
+    _all(int, [frame[0] for frame in frames], [frame[1] for frame in frames])
+    _all(str, [frame[2] for frame in frames])
+    if not _HASH.fullmatch(row["sha256"]):
         raise ValueError("a pack's name")
-    frames = tuple((int(a), int(b), str(c)) for a, b, c in row["frames"])
-    if any(stored <= 0 or raw < 0 or len(digest) != 64 for stored, raw, digest in frames):
-        raise ValueError("a pack's frames")
-    if sum(frame[0] for frame in frames) != size:
+    for stored, raw, digest in frames:
+        # Level 19 makes what can't be compressed a little longer.
+        if (
+            not 0 < stored <= MAX_FRAME + (1 << 20)
+            or not 0 <= raw <= MAX_FRAME
+            or not _HASH.fullmatch(digest)
+        ):
+            raise ValueError("a pack's frames")
+    if sum(frame[0] for frame in frames) != row["size"]:
         raise ValueError("a pack's size")
-    return Pack(sha256, int(size), bool(row["ir"]), int(row["origin"]), frames)
+    return Pack(row["sha256"], row["size"], row["ir"], row["origin"], frames)
 
 
 def _entries(payload: dict[str, Any], raw: list[int]) -> Iterator[Entry]:
     families = payload["families"]
     columns, files = payload["entries"], payload["files"]
-    names, counts = columns["name"], columns["files"]
+    names, counts, since = columns["name"], columns["files"], columns["since"]
     suffixes, sizes, modes = files["suffix"], files["size"], files["mode"]
     packs, offsets, hashes = files["pack"], files["offset"], files["sha256"]
+    _all(str, families, names, suffixes)
+    _all(int, counts, columns["family"], since, columns["slim"], sizes, modes, packs, offsets)
+    if any(not _FAMILY.fullmatch(family) for family in families) or len(set(families)) != len(families):
+        raise ValueError("the families")
     total = len(suffixes)
+    if total > MAX_FILES:
+        raise ValueError("too many files")
     if not len(sizes) == len(modes) == len(packs) == len(offsets) == total or len(hashes) != 64 * total:
         raise ValueError("columns of files differ in length")
-    if (
-        not len(names)
-        == len(counts)
-        == len(columns["family"])
-        == len(columns["since"])
-        == len(columns["slim"])
-    ):
+    if not len(names) == len(counts) == len(columns["family"]) == len(since) == len(columns["slim"]):
         raise ValueError("columns of entries differ in length")
-    if sum(counts) != total or (counts and min(counts) < 1) or total > MAX_FILES or len(names) > MAX_ENTRIES:
+    if sum(counts) != total or (counts and min(counts) < 1):
         raise ValueError("files of entries")
+    if min(columns["family"], default=0) < 0 or (total and min(map(min, (sizes, offsets, packs))) < 0):
+        raise ValueError("a number below zero")
     position = 0
-    seen: set[tuple[str, str]] = set()
-    plain = {""}  # suffixes that begin with a slash are checked once: names differ, suffixes recur
+    claims = [_Claims() for _ in families]
+    plain: set[str] = set()  # suffixes that begin with a slash are checked once: names differ, suffixes recur
     for row, name in enumerate(names):
-        family, count = families[columns["family"][row]], counts[row]
+        count = counts[row]
+        own = suffixes[position : position + count]
         check_path(name)
-        if (family, name) in seen:
-            raise ValueError(f"two entries are called {name}")
-        seen.add((family, name))
+        if len(set(own)) != count:
+            raise ValueError(f"two files of {name} have one name")
+        if own[0][:1] == "/":
+            for suffix in own:
+                if suffix not in plain or len(name) + len(suffix) > _SHORT:
+                    check_path(name + suffix)
+                    if suffix[0] != "/":
+                        raise ValueError(f"{name} is half a directory")
+                    plain.add(suffix)
+            if any("/" in suffix[1:] for suffix in own):
+                _Claims(suffix[1:] for suffix in own).check()
+            claims[columns["family"][row]].add(name)
+        else:
+            for suffix in own:
+                if "/" in suffix:
+                    raise ValueError(f"the suffix {suffix[:80]!r}")
+                check_path(name + suffix)
+                claims[columns["family"][row]].add(name + suffix)
         members = []
         for number in range(position, position + count):
-            suffix, size, pack, offset = suffixes[number], sizes[number], packs[number], offsets[number]
-            if suffix not in plain:
-                check_path(name + suffix)
-                if suffix[0] == "/":
-                    plain.add(suffix)
-            if size < 0 or offset < 0 or pack < 0 or offset + size > raw[pack]:
-                raise ValueError(f"the place of {name}{suffix}")
+            size, pack, offset = sizes[number], packs[number], offsets[number]
+            if offset + size > raw[pack]:
+                raise ValueError(f"the place of {name}{suffixes[number]}")
             members.append(
                 File(
-                    suffix, size, modes[number] & 0o777, hashes[64 * number : 64 * number + 64], pack, offset
+                    suffixes[number],
+                    size,
+                    modes[number] & 0o777,
+                    hashes[64 * number : 64 * number + 64],
+                    pack,
+                    offset,
                 )
             )
         position += count
-        if len({file.suffix for file in members}) != count:
-            raise ValueError(f"two files of {name} have one name")
-        yield Entry(family, name, int(columns["since"][row]), bool(columns["slim"][row]), tuple(members))
+        family = families[columns["family"][row]]
+        yield Entry(family, name, since[row], bool(columns["slim"][row]), tuple(members))
+    for claim in claims:
+        claim.check()
+
+
+class _Claims:
+    """Paths that one family's entries take: no two alike, none of them where another needs a directory."""
+
+    def __init__(self, paths: Iterable[str] = ()) -> None:
+        self.paths: set[str] = set()
+        self.directories: set[str] = set()
+        for path in paths:
+            self.add(path)
+
+    def add(self, path: str) -> None:
+        if path in self.paths:
+            raise ValueError(f"two entries hold {path}")
+        self.paths.add(path)
+        parent = path.rpartition("/")[0]
+        while parent and parent not in self.directories:
+            self.directories.add(parent)
+            parent = parent.rpartition("/")[0]
+
+    def check(self) -> None:
+        if not self.paths.isdisjoint(self.directories):
+            raise ValueError(f"a file where a directory must be: {min(self.paths & self.directories)}")
 
 
 def check_path(path: str) -> None:
