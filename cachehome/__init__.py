@@ -35,8 +35,8 @@ _LAZY = {
     "activate": ("cachehome.early", "activate"),
     "identity": ("cachehome.identity", ""),
     "path": ("cachehome.home", "path"),
-    "publish": ("cachehome.sync.publish", "publish"),
-    "restore": ("cachehome.sync.restore", "restore"),
+    "publish": ("cachehome.sync.guard", "publish"),
+    "restore": ("cachehome.sync.guard", "restore"),
     "user_cache_dir": ("cachehome.home", "user_cache_dir"),
 }
 
@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from cachehome.lifecycle.session import Session
     from cachehome.settings import Settings
     from cachehome.store.store import Store
-    from cachehome.sync.publish import publish
-    from cachehome.sync.restore import restore
+    from cachehome.sync.guard import publish, restore
 
 
 def __getattr__(name: str) -> "Any":

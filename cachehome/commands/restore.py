@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
     from cachehome.identity import identity
-    from cachehome.sync.restore import restore
+    from cachehome.sync.guard import restore
 
     found = restore(settings, identity(settings), number=args.generation)
     return output.record(found, json_wanted=args.json)

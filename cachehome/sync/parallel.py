@@ -49,12 +49,13 @@ def each(
     workers = min(workers or min(cores(), 8), len(tasks))
     if workers <= 1:
         return map(function, tasks)
-    if _may_fork() and len(tasks) <= _MOST_TASKS:
+    if may_fork() and len(tasks) <= _MOST_TASKS:
         return _forked(function, tasks, workers, deadline)
     return _threaded(function, tasks, workers, deadline)
 
 
-def _may_fork() -> bool:
+def may_fork() -> bool:
+    """Whether this process has one thread: then a forked child may go on with Python."""
     if not hasattr(os, "fork") or sys.platform == "darwin" or threading.active_count() != 1:
         return False
     try:

@@ -15,7 +15,7 @@ from cachehome.sync import parallel
 @pytest.fixture(params=["fork", "thread"])
 def each(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[object]]:
     # pytest and its plug-ins may have threads of their own: the choice is tested apart.
-    monkeypatch.setattr(parallel, "_may_fork", lambda: request.param == "fork")
+    monkeypatch.setattr(parallel, "may_fork", lambda: request.param == "fork")
     return parallel.each
 
 
@@ -57,7 +57,7 @@ def test_a_worker_that_hangs_is_left_at_the_deadline(each: Callable[..., Iterato
 
 
 def test_a_killed_worker_is_an_error_not_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "_may_fork", lambda: True)
+    monkeypatch.setattr(parallel, "may_fork", lambda: True)
     mother = os.getpid()
 
     def die(task: int) -> int:
@@ -74,7 +74,7 @@ def test_a_process_with_threads_does_not_fork() -> None:
     thread = threading.Thread(target=done.wait)
     thread.start()
     try:
-        assert not parallel._may_fork()
+        assert not parallel.may_fork()
         pids = set(parallel.each(lambda _: os.getpid(), range(8), workers=2))
         assert pids == {os.getpid()}
     finally:
