@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -22,6 +23,10 @@ WITH_COMMANDS = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@pytest.mark.skipif(
+    not Path(sys.executable).with_name("cachehome").exists(), reason="cachehome is not installed"
+)
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=name)
 def test_commands_do_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     pytest.importorskip("zstandard")
