@@ -28,8 +28,10 @@ from cachehome.store import marks
 from cachehome.store.manifest import Manifest, Pack, decode, encode
 from cachehome.store.memory import Memory
 from cachehome.store.merge import Addition, merge, missing
+from cachehome.store.owners import Owners
 from cachehome.store.posix import PosixBackend
 from cachehome.store.reader import Generation, Head, Reader, generation_name
+from cachehome.store.signing import Keys
 
 if TYPE_CHECKING:
     from cachehome.settings import Settings
@@ -64,9 +66,16 @@ class Store(Reader):
                 value=url,
                 allowed="an absolute directory or file://",
             )
-        backend = PosixBackend(path, shared=settings.shared if settings else False)
+        memory = Memory.of(settings)
+        if settings is None:
+            backend, keys = PosixBackend(path), None
+        else:
+            owners = Owners(settings.store_owners, shared=settings.shared)
+            backend, keys = PosixBackend(path, shared=settings.shared, owners=owners), Keys.load(settings)
         backend.check()
-        return cls(backend, memory=Memory.of(settings))
+        if keys is None:
+            return cls(backend, memory=memory)
+        return cls(backend, sign=keys.sign, verify=keys.verify, memory=memory)
 
     # -- marks -------------------------------------------------------------------------------------------------------
 
@@ -179,7 +188,8 @@ class Store(Reader):
             ours = ours or (base is not None and base.manifest.nonce in nonces)
             proposal = propose(head, head.highest + 1, gone)
             if proposal is None:
-                assert base is not None
+                if base is None:
+                    raise NotInStore(f"{build[:8]}/{profile} has no generation", name=f"{build}/profiles/{profile}")
                 settled = base
             else:
                 if time.monotonic() > deadline:
