@@ -27,16 +27,14 @@ from cachehome.store.store import Generation, Store
 from cachehome.sync import portable
 from cachehome.sync.live import Live, Stamp, in_effect, known, trouble
 from cachehome.sync.record import Record, Work, asked
-from cachehome.sync.scan import LocalEntry, scan
+from cachehome.sync.scan import LocalEntry, Rules, scan
 from cachehome.sync.stage import Plan, Target
 
 if TYPE_CHECKING:
     from cachehome.identity import Identity
     from cachehome.settings import Settings
 
-_READ = 4 << 20  # stored bytes that a worker reads at once
 _QUIET = 60.0  # seconds after which an incomplete entry is nobody's work in progress
-_TASK = 24 << 20  # raw bytes of a task: enough that opening a pack does not count, few enough to share out
 
 
 def restore(
@@ -224,7 +222,8 @@ class _Restore(Work):
             if manifest.origins[pack.origin].get("tag", tag) != tag
         }
         by_family = {target.family.name: target for target in self.targets}
-        skipped = {"already_there": 0, "other_family": 0, "other_host": 0}
+        rules = {target.family.name: Rules(target.family) for target in self.targets}
+        skipped = {"already_there": 0, "other_family": 0, "other_host": 0, "unfit": 0}
         for target in self.targets:
             target.wanted = []
         for (family, name), entry in manifest.entries.items():
@@ -235,6 +234,8 @@ class _Restore(Work):
                 skipped["other_host"] += 1
             elif name in found.local and not self._incomplete(found, entry):
                 skipped["already_there"] += 1
+            elif not rules[family].fit(name, [file.suffix for file in entry.files]):
+                skipped["unfit"] += 1
             else:
                 found.wanted.append(entry)
         return {reason: count for reason, count in skipped.items() if count}

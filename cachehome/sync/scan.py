@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from cachehome.families import Family
@@ -43,7 +43,7 @@ class LocalEntry(NamedTuple):
         return max(file.mtime_ns for file in self.files)
 
 
-class _Rules:
+class Rules:
     """The patterns of a family, compiled once."""
 
     def __init__(self, family: Family) -> None:
@@ -69,13 +69,26 @@ class _Rules:
             return path, True
         return "", False
 
+    def fit(self, name: str, suffixes: Iterable[str]) -> bool:
+        """Whether a scan would find files with these *suffixes* as the entry *name*. A manifest may say anything."""
+        for suffix in suffixes:
+            path = name + suffix
+            tree, parents = "", path
+            while parents := parents.rpartition("/")[0]:
+                if self.never.fullmatch(parents):
+                    return False
+                tree = parents if self.tree and self.tree.fullmatch(parents) else tree
+            if (tree or self.entry_of(path)[0]) != name or self.never.fullmatch(path):
+                return False
+        return True
+
 
 def scan(family: Family, directory: str) -> dict[str, LocalEntry]:
     """Entries of *family* in its live *directory*, by name; {} if there is none.
 
     Files may vanish while it looks: what is gone is not there. Raises OSError if *directory* can't be read.
     """
-    rules = _Rules(family)
+    rules = Rules(family)
     files: dict[str, list[LocalFile]] = {}
     growing: set[str] = set()
     for path, tree, found in _walk(directory, "", rules, None):
@@ -96,7 +109,7 @@ def _local(suffix: str, found: os.stat_result) -> LocalFile:
 
 
 def _walk(
-    directory: str, prefix: str, rules: _Rules, tree: str | None
+    directory: str, prefix: str, rules: Rules, tree: str | None
 ) -> Iterator[tuple[str, str | None, os.stat_result]]:
     """(path, the tree that holds it or None, its status) of each regular file below."""
     try:
