@@ -6,6 +6,7 @@ import argparse
 import json
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -32,26 +33,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _settings: Settings) -> int:
-    # A terminal that closes, or a `timeout`, ends the demo as Ctrl-C does: with its directory gone.
-    previous = {number: signal.signal(number, _terminate) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        outcome = demo(args.keep, lambda line: print(f"demo: {line}", file=sys.stderr, flush=True))
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    outcome = _ended_like_ctrl_c(lambda: demo(args.keep, _progress))
     if args.json:
         print(json.dumps(outcome.to_json()))
     else:
-        show("Starts", ("", "cold", "warm"), starts(outcome))
-        show("Transfers", ("", "seconds", "files", "MB", "MB in store"), transfers(outcome))
+        show(("start", "cold", "warm"), starts(outcome))
+        show(("transfer", "seconds", "files", "MB", "MB in store"), transfers(outcome))
         print(f"\n{verdict(outcome)}")
     for line in outcome.missed:
         print(f"demo: missed: {line}", file=sys.stderr)
     return 1 if outcome.missed else 0
 
 
-def _terminate(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+def _progress(line: str) -> None:
+    print(f"demo: {line}", file=sys.stderr, flush=True)
+
+
+def _ended_like_ctrl_c(work: Callable[[], Outcome]) -> Outcome:
+    """A terminal that closes, or a `timeout`, ends the demo as Ctrl-C does: with its directory gone."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    previous = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup a closed terminal does not count
+            previous[number] = signal.signal(number, end)
+    try:
+        return work()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def verdict(outcome: Outcome) -> str:
@@ -94,7 +106,7 @@ def transfers(outcome: Outcome) -> list[tuple[str, ...]]:
     return rows
 
 
-def show(title: str, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def show(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     """A table: rich's where it is installed, else plain columns."""
     try:
         from rich.console import Console
@@ -102,7 +114,7 @@ def show(title: str, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> No
     except ImportError:
         print(f"\n{plain(header, rows)}")
         return
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for index, name in enumerate(header):
         table.add_column(name, justify="right" if index else "left", no_wrap=True)
     for row in rows:

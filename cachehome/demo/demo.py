@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # Of the caller's environment all is kept but what says where caches lie and whether they are used: the demo
 # shows what cachehome does by itself, not what this shell is set to.
-OURS = ("CACHEHOME", "TORCHINDUCTOR_", "TORCH_COMPILE_", "TORCH_FORCE_", "TRITON_", "XDG_")
+OURS = ("CACHEHOME", "TORCHINDUCTOR_", "TORCH_COMPILE_", "TORCHDYNAMO_", "TRITON_", "XDG_")
 CACHES = ("fxgraph", "aotautograd", "triton")
 PHASE_TIMEOUT = 1800.0
 
