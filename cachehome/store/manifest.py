@@ -122,13 +122,17 @@ class Manifest:
 
 
 def encode(manifest: Manifest, sign: Any = None) -> bytes:
-    """The bytes of *manifest*. *sign*: bytes -> signature text, over the header line without the signature."""
+    """The bytes of *manifest*. *sign*: bytes -> signature text, over the header line without the signature.
+
+    Raises `IntegrityError` for entries that exclude each other: no reader would take it.
+    """
     orjson, zstandard = _libraries()
     families = sorted({family for family, _ in manifest.entries})
     index = {family: number for number, family in enumerate(families)}
     entries: dict[str, list[Any]] = {"family": [], "name": [], "since": [], "slim": [], "files": []}
     files: dict[str, Any] = {"suffix": [], "size": [], "mode": [], "pack": [], "offset": []}
     hashes: list[str] = []
+    _claim(manifest)
     for key in sorted(manifest.entries):
         entry = manifest.entries[key]
         entries["family"].append(index[entry.family])
@@ -169,6 +173,22 @@ def encode(manifest: Manifest, sign: Any = None) -> bytes:
     if sign is not None:
         header["signature"] = sign(orjson.dumps(header))
     return bytes(orjson.dumps(header)) + b"\n" + stored
+
+
+def _claim(manifest: Manifest) -> None:
+    claims: dict[str, _Claims] = {}
+    try:
+        for entry in manifest.entries.values():
+            claim = claims.setdefault(entry.family, _Claims())
+            if entry.files[0].suffix[:1] == "/":
+                claim.add(entry.name)
+            else:
+                for file in entry.files:
+                    claim.add(entry.name + file.suffix)
+        for claim in claims.values():
+            claim.check()
+    except ValueError as error:
+        raise IntegrityError(f"entries exclude each other: {error}", reason="entries_collide") from None
 
 
 def split(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:

@@ -2,6 +2,7 @@
 
     <family's live directory>/.cachehome/
         stamp           {"build", "whole", "restored_ns", "generation", "manifest"}: whose work lies here
+        suspects        [sha256, ...]: packs that a restore found damaged
         files           {path: [size, mtime_ns, inode, sha256]}: hashes that need not be computed again
         lock            one of a node's workers fetches at a time (flock; without it, go on)
         staging-*/      a restore that is under way, or was killed
@@ -92,6 +93,15 @@ class Live:
     def write_table(self, table: dict[str, list[Any]]) -> None:
         """Replace the known hashes. Two workers may race: a lost row costs one hash."""
         self._store("files", table)
+
+    def suspects(self) -> list[str]:
+        """Packs of the store that a restore found damaged, for the next publish to look at."""
+        document = self._load("suspects")
+        return [str(sha256) for sha256 in document] if isinstance(document, list) else []
+
+    def write_suspects(self, packs: list[str]) -> None:
+        """Replace the list."""
+        self._store("suspects", packs)
 
     def _load(self, name: str) -> Any:
         import orjson
@@ -230,6 +240,17 @@ def trouble(directory: str) -> str:
         return f"{directory} is not a directory"
     if found.st_uid not in (os.geteuid(), 0):
         return f"{directory} belongs to uid {found.st_uid}"
-    if found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX:
-        return f"{directory} can be written by everybody"
-    return ""
+    # A sticky bit does not help: what others put there is loaded all the same.
+    if found.st_mode & 0o002:
+        return f"{directory} can be written by everybody: chmod o-w {directory}"
+    own = os.path.join(directory, OWN)
+    try:
+        return "" if ours(os.lstat(own)) else f"{own} is a link, or others may write there: remove it"
+    except FileNotFoundError:
+        return ""
+
+
+def ours(found: os.stat_result) -> bool:
+    """Whether this is a directory, no link to one, that nobody but this user and root may have made and may change."""
+    mode = found.st_mode
+    return stat.S_ISDIR(mode) and found.st_uid in (os.geteuid(), 0) and not mode & 0o002

@@ -21,9 +21,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cachehome.errors import ConfigError, StoreError
-from cachehome.store.manifest import Entry, Manifest
+from cachehome.store import gc
+from cachehome.store.manifest import Entry, Manifest, Pack, check_path
+from cachehome.store.marks import Denials
 from cachehome.store.store import Addition, Generation, Store
 from cachehome.sync import portable
+from cachehome.sync.denied import damaged, denied_here
 from cachehome.sync.live import Live, Stamp, in_effect, known, row, trouble
 from cachehome.sync.packing import Source, Spool
 from cachehome.sync.record import Record, Work, asked
@@ -79,6 +82,9 @@ class _Publish(Work):
             return self.record("disabled", "no_store", message="no store is set (CACHEHOME_STORE)")
         if not settings.publish:
             return self.record("disabled", "publish_off", message="publish = off")
+        if settings.trusted_keys and not settings.signing_key:
+            message = "trusted_keys is set and signing_key is not: nobody who trusts them would read it"
+            return self.record("disabled", "no_signing_key", message=message)
         if not settings.max_storage_bytes:
             return self.record("disabled", "storage_limit", message="max_storage_bytes = 0")
         deadline = time.monotonic() + settings.publish_budget_seconds
@@ -138,13 +144,15 @@ class _Publish(Work):
             if start is None and self.settings.profile_fallback != "none":
                 start = store.fallback(build, profile)
             base = start.manifest if start else None
-            there = store.packs(build) if base else set()
-            lost = [pack.sha256 for pack in base.packs if pack.sha256 not in there] if base else []
+            packs = base.packs if base else ()
+            lost = store.lost(build, packs) + damaged(store, build, packs, [s.live for s in self.sources])
+            self._leave_out_denied(store.denied(build))
             wanted, kept = self._compare(base, frozenset(lost))
         if head is None and base is not None:
             # Its first own generation names the packs of the profile that it started from.
             base = replace(base, entries=kept)
-        if not any(wanted) and (head is not None or not kept):
+        mend = head is not None and bool(lost)
+        if not any(wanted) and not mend and (head is not None or not kept):
             return self._done(head, "unchanged" if head else "nothing_to_publish")
         limit = self._over_limit(store)
         if limit:
@@ -156,12 +164,24 @@ class _Publish(Work):
             with self.phases("pack"):
                 spool.make()
             addition = self._addition(spool, base, wanted)
-            if not addition.entries and (head is not None or not kept):
+            if not addition.entries and not mend and (head is not None or not kept):
                 return self._done(head, "nothing_sound")
+            limit = self._over_limit(store, sum(pack.size for pack, _ in spool.packs))
+            if limit:
+                return limit
+            paths = {pack.sha256: path for pack, path in spool.files()}
+
+            def upload(pack: Pack) -> bool:
+                if pack.sha256 not in paths:
+                    return False
+                store.add_pack(build, pack.sha256, paths[pack.sha256])
+                return True
+
             with self.phases("upload"):
-                for pack, path in spool.files():
-                    if pack.sha256 not in there or pack.sha256 in lost:
-                        store.add_pack(build, pack.sha256, path)
+                for pack, _ in spool.files():
+                    if pack.sha256 in lost or not store.has_pack(build, pack):
+                        upload(pack)
+                lost = [sha256 for sha256 in lost if sha256 not in paths]
                 identity = self.identity
                 store.add_identity(
                     build,
@@ -170,10 +190,15 @@ class _Publish(Work):
                     identity.to_json().encode(),
                 )
             with self.phases("commit"):
-                generation, ours = store.commit(build, profile, addition, deadline=deadline, lost=lost)
+                generation, ours = store.commit(
+                    build, profile, addition, deadline=deadline, lost=lost, upload=upload
+                )
         finally:
             spool.remove()
         self._remember(spool)
+        with self.phases("prune"):
+            store.touch(build, profile, generation.manifest.line)
+            gc.on_the_way(store, build, gc.Rules.of(self.settings))
         reason = "published" if ours else "others_were_faster"
         files = [file for entry in addition.entries.values() for file in entry.files]
         return replace(
@@ -191,15 +216,27 @@ class _Publish(Work):
         record = self.record("hit" if generation else "miss", reason)
         return replace(record, generation=generation.number if generation else None)
 
-    def _over_limit(self, store: Store) -> Record | None:
-        files, size = store.usage(self.identity.build_key)
-        if size < self.settings.max_storage_bytes:
+    def _leave_out_denied(self, denials: Denials) -> None:
+        """Forget local entries that are denied: they must not come back."""
+        for source in self.sources:
+            for name in denied_here(denials, source.family, source.live, source.local, source.table):
+                del source.local[name]
+                self.details["denied"] = self.details.get("denied", 0) + 1
+        if denials.unreadable:
+            self.details["denials_unreadable"] = [f"{label}: {why}" for label, why in denials.unreadable]
+
+    def _over_limit(self, store: Store, more: int = 0) -> Record | None:
+        build, limit = self.identity.build_key, self.settings.max_storage_bytes
+        files, size = store.usage(build)
+        if size + more > limit and gc.on_the_way(store, build, gc.Rules.of(self.settings)) is not None:
+            files, size = store.usage(build)
+        if size + more <= limit:
             return None
         return self.record(
             "disabled",
             "storage_limit",
-            message=f"the build takes {size} bytes in {files} files, max_storage_bytes is"
-            f" {self.settings.max_storage_bytes}: raise it, or make room with `cachehome prune`",
+            message=f"the build takes {size} bytes in {files} files and {more} are to be added, max_storage_bytes"
+            f" is {limit}: raise it, or make room with `cachehome prune --compact`",
         )
 
     def _compare(
@@ -216,7 +253,8 @@ class _Publish(Work):
             for name, entry in source.local.items():
                 there = base.entries.get((source.family.name, name)) if base else None
                 if there is None or any(file.pack in gone for file in there.files):
-                    wanted[number].append(name)
+                    if self._nameable(entry):
+                        wanted[number].append(name)
                     continue
                 same, hashed = _same(source, entry, there, ir)
                 changed_table = changed_table or hashed
@@ -233,6 +271,16 @@ class _Publish(Work):
             self.details["conflicts"] = conflicts
         return wanted, kept
 
+    def _nameable(self, entry: LocalEntry) -> bool:
+        """Whether a manifest may hold the names of *entry*: readers refuse one that holds any other."""
+        try:
+            for file in entry.files:
+                check_path(entry.name + file.suffix)
+        except ValueError as error:
+            self.details.setdefault("left_out", {})[f"{entry.family}/{entry.name}"] = str(error)
+            return False
+        return True
+
     def _addition(self, spool: Spool, base: Manifest | None, wanted: list[list[str]]) -> Addition:
         entries: dict[tuple[str, str], Entry] = {}
         left_out: dict[str, str] = {}
@@ -247,7 +295,7 @@ class _Publish(Work):
                 if source.local[name].growing:
                     growing.add(entry.key)
         if left_out:
-            self.details["left_out"] = left_out
+            self.details.setdefault("left_out", {}).update(left_out)
         publisher = self._publisher()
         origin = {
             "directories": {source.family.name: source.live.directory for source in self.sources},

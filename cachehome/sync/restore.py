@@ -23,9 +23,11 @@ from cachehome.errors import (
     StoreUnavailable,
 )
 from cachehome.store.manifest import Entry, Manifest
+from cachehome.store.marks import Denials
 from cachehome.store.store import Generation, Store
 from cachehome.sync import portable
-from cachehome.sync.live import Live, Stamp, in_effect, known, trouble
+from cachehome.sync.denied import denied_here, suspect
+from cachehome.sync.live import Live, Stamp, in_effect, known, ours, trouble
 from cachehome.sync.record import Record, Work, asked
 from cachehome.sync.scan import LocalEntry, Rules, scan
 from cachehome.sync.stage import Plan, Target
@@ -64,6 +66,7 @@ class _Restore(Work):
 
         super().__init__("restore", settings, identity)
         self.rejected: list[dict[str, Any]] = []
+        self.denials = Denials()
         catalogue = families.catalogue(plugins=True)
         if directories is None:
             directories = in_effect(settings)
@@ -108,13 +111,28 @@ class _Restore(Work):
             return self.record("disabled", "restore_off", message="restore = off")
         with self.phases("manifest"):
             store = Store.open(self.settings.store[-1], self.settings)
-            candidates = self._candidates(store, number)
+            self._set_denied_aside(store.denied(self.identity.build_key))
         build, profile = self.identity.build_key, self.identity.profile_key
-        for origin, candidate in candidates:
+        tried: set[tuple[str, int]] = set()
+        while True:
+            # From the newest listing each time: a generation may go, or a better one come, while one is read.
+            with self.phases("manifest"):
+                candidates = self._candidates(store, number)
+                chosen = next((found for found in candidates if found not in tried), None)
+            if chosen is None:
+                break
+            tried.add(chosen)
+            origin, candidate = chosen
             try:
                 with self.phases("manifest"):
-                    generation = store.read(build, origin, candidate)
-                return self._install(store, generation, borrowed=origin != profile)
+                    if number is None:
+                        generation = store.read(build, origin, candidate, candidates[0][1])
+                    else:
+                        generation = store.find(build, origin, candidate)
+                result = self._install(store, generation, borrowed=origin != profile)
+                with self.phases("manifest"):
+                    store.touch(build, origin, generation.manifest.line)
+                return result
             except NotInStore as error:
                 if error.fields.get("name", "").startswith("packs/") or "pack" in str(error):
                     self._reject(origin, candidate, "pack_missing", error)
@@ -123,7 +141,7 @@ class _Restore(Work):
             except PermissionError as error:
                 if not isinstance(error, CacheHomeError):
                     raise
-                self._reject(origin, candidate, "untrusted", error)
+                self._reject(origin, candidate, str(error.fields.get("reason", "untrusted")), error)
         if self.rejected:
             first = self.rejected[0]
             return self.record("rejected", first["reason"], message=first["message"])
@@ -137,10 +155,16 @@ class _Restore(Work):
         own = [(profile, found) for found in reversed(store.numbers(build, profile))]
         if own or self.settings.profile_fallback == "none":
             return own
-        other = store.fallback(build, profile)
-        return [(other.manifest.profile, other.number)] if other else []
+        found = store.fallback(build, profile)
+        if found is None:
+            return []
+        other = found.manifest.profile
+        return [(other, number) for number in reversed(store.numbers(build, other))]
 
     def _reject(self, profile: str, number: int, reason: str, error: Exception) -> None:
+        if reason in ("pack_damaged", "frame_damaged", "frame_size") and isinstance(error, IntegrityError):
+            pack = str(error.fields.get("name", "")).rpartition("/")[2].removesuffix(".tar.zst")
+            suspect(self.targets[0].live, [pack])
         self.details.setdefault("rejected", self.rejected)
         self.rejected.append(
             {"profile": profile, "generation": number, "reason": reason, "message": str(error)}
@@ -158,6 +182,18 @@ class _Restore(Work):
                 target.live.set_aside(entry.name, suffixes, tree=_is_tree(entry))
                 del target.local[entry.name]
                 self.details.setdefault("set_aside", []).append(f"{entry.family}/{entry.name}: {problem}")
+
+    def _set_denied_aside(self, denials: Denials) -> None:
+        """Move entries that everybody was told not to use out of the way, and leave out those of a generation."""
+        self.denials = denials
+        for target in self.targets:
+            here = denied_here(denials, target.family, target.live, target.local, target.table)
+            for name in (name for name, bad in here.items() if bad):
+                entry = target.local.pop(name)
+                target.live.set_aside(name, [file.suffix for file in entry.files], tree=_is_tree(entry))
+                self.details.setdefault("set_aside", []).append(f"{entry.family}/{name}: denied")
+        if denials.unreadable:
+            self.details["denials_unreadable"] = [f"{label}: {why}" for label, why in denials.unreadable]
 
     def _stamp(self, target: Target, result: Record) -> None:
         before = target.live.stamp()
@@ -178,7 +214,7 @@ class _Restore(Work):
         try:
             with self.phases("fetch"):
                 plan = Plan(manifest, self.targets, slim=self.settings.slim != "off")
-                self._check_room(plan.size)
+                self._check_room(plan.size, sum(map(len, plan.places)))
                 deadline = time.monotonic() + self.settings.store_timeout_seconds
                 fetched = plan.run(store.backend, deadline)
             with self.phases("install"):
@@ -223,7 +259,7 @@ class _Restore(Work):
         }
         by_family = {target.family.name: target for target in self.targets}
         rules = {target.family.name: Rules(target.family) for target in self.targets}
-        skipped = {"already_there": 0, "other_family": 0, "other_host": 0, "unfit": 0}
+        skipped = {"denied": 0, "already_there": 0, "other_family": 0, "other_host": 0, "unfit": 0}
         for target in self.targets:
             target.wanted = []
         for (family, name), entry in manifest.entries.items():
@@ -232,6 +268,8 @@ class _Restore(Work):
                 skipped["other_family"] += 1
             elif foreign and any(file.pack in foreign for file in entry.files):
                 skipped["other_host"] += 1
+            elif self.denials.denies(entry, manifest):
+                skipped["denied"] += 1
             elif name in found.local and not self._incomplete(found, entry):
                 skipped["already_there"] += 1
             elif not rules[family].fit(name, [file.suffix for file in entry.files]):
@@ -256,9 +294,15 @@ class _Restore(Work):
             self.details.setdefault("set_aside", []).append(f"{entry.family}/{entry.name}: incomplete")
         return True
 
-    def _check_room(self, size: int) -> None:
+    def _check_room(self, size: int, files: int) -> None:
         """Refuse before anything is written: no half tree is left on a full disk."""
         room = os.statvfs(self.targets[0].live.own)
+        if room.f_files and files > room.f_favail:
+            raise StoreUnavailable(
+                f"{self.targets[0].live.directory} has {room.f_favail} inodes left, the generation needs {files}:"
+                " remove files there, or set CACHEHOME_LOCAL",
+                reason="no_room",
+            )
         if size > room.f_bavail * room.f_frsize:
             raise StoreUnavailable(
                 f"{self.targets[0].live.directory} has room for {room.f_bavail * room.f_frsize} bytes,"
@@ -284,10 +328,8 @@ class _Restore(Work):
 def _move(target: Target, entry: Entry, suffixes: list[str], made: set[str]) -> bool:
     """Move a staged entry into the live directory; False if somebody else's is there by now."""
     live, staging = target.live.directory, target.staging
-    parent = os.path.dirname(entry.name)
-    if parent not in made:
-        os.makedirs(os.path.join(live, parent), mode=0o700, exist_ok=True)
-        made.add(parent)
+    if not _make_parents(live, os.path.dirname(entry.name), made):
+        return False
     if any(suffix.startswith("/") for suffix in suffixes):
         try:
             os.rename(f"{staging}/{entry.name}", f"{live}/{entry.name}")
@@ -306,6 +348,20 @@ def _move(target: Target, entry: Entry, suffixes: list[str], made: set[str]) -> 
             os.link(f"{staging}/{entry.name}{suffix}", f"{live}/{entry.name}{suffix}")
             moved = True
     return moved
+
+
+def _make_parents(live: str, parents: str, made: set[str]) -> bool:
+    """Make the directories of *parents* below *live*; False if one is a link, or not ours alone to write."""
+    path = live
+    for part in parents.split("/") if parents and parents not in made else ():
+        path = f"{path}/{part}"
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            if not ours(os.lstat(path)):
+                return False
+    made.add(parents)
+    return True
 
 
 def _age(entry: LocalEntry) -> float:
