@@ -19,16 +19,29 @@ def activate() -> None:
         if ran:
             return
         ran = True
-        wish = os.environ.get("CACHEHOME", "").strip().lower()
-        if not wish and not any(
-            path.endswith("-packages") and os.path.exists(f"{path}/{MARKER}") for path in sys.path
-        ):
-            return
-        if wish not in ("0", "off"):
+        wish, asked_by = os.environ.get("CACHEHOME", "").strip(), "CACHEHOME"
+        if not wish:
+            for path in sys.path:
+                if path.endswith("-packages") and os.path.exists(f"{path}/{MARKER}"):
+                    from cachehome import switch
+
+                    wish, asked_by = switch.read(), "cachehome enable"
+                    break
+        if wish.lower() in ("1", "on"):
+            wish = "on"
+        elif os.path.isabs(wish):
+            wish = os.path.normpath(wish)
+        else:
+            return  # off, or not a wish: `cachehome status` says so
+        from cachehome import place
+
+        values = place.ordinary(os.environ, wish, asked_by)
+        if values is None:
             from cachehome import home
 
-            if wish in ("1", "on") or home.wish(os.environ)[0]:
-                home.apply(home.resolve(os.environ), os.environ)
+            home.apply(home.resolve(os.environ), os.environ)
+        else:
+            os.environ.update(values)
     except BaseException:
         # Whatever it is: an exception would be text on stderr at every start of Python, and SystemExit or
         # KeyboardInterrupt the end of the interpreter.

@@ -8,16 +8,17 @@
               torchinductor    a live directory: TORCHINDUCTOR_CACHE_DIR
                 triton         another: TRITON_CACHE_DIR
 
-The start-up hook runs this in every Python process: nothing but os and sys is imported, no directory is made,
-and no place is chosen in which a compile would fail. Where nothing is usable no variable is set, so that
-torch's own default applies. What an ordinary start does not need lies in other modules: each function here
-costs every start of Python.
+No directory is made, and no place is chosen in which a compile would fail. Where nothing is usable no
+variable is set, so that torch's own default applies. The start-up hook comes here only in unusual
+environments (see place.py), so this module imports os and sys only.
 """
 
 import os
 import sys
 
 from cachehome import families as catalogue
+from cachehome import place
+from cachehome.place import APPLIED, LOCAL, NAME, host_tag, network_mount, plain, torch_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,35 +27,32 @@ if TYPE_CHECKING:
 
     from cachehome.families import Family
 
-NAME = "cachehome"
-LOCAL = "local"
-APPLIED = "CACHEHOME_APPLIED"
+__all__ = [
+    "APPLIED",
+    "LOCAL",
+    "NAME",
+    "Resolution",
+    "applied",
+    "apply",
+    "directories",
+    "host_tag",
+    "network_mount",
+    "path",
+    "plain",
+    "private_local",
+    "resolve",
+    "torch_version",
+    "unusable",
+    "user_cache_dir",
+    "warnings",
+    "wish",
+]
 
-# Less than this, in bytes or in files, is too little room. Low on purpose: the path of a live directory is
-# part of what makes a restart warm, so it must not change on an ordinary day of a nearly full disk.
-ROOM_BYTES = 64 << 20
-ROOM_FILES = 1000
-
-# Below a live directory names take about 400 bytes of the 4,096 that a path may have.
-_LONGEST = 3500
-
-# x86 features that generated code can use, numbered as in modalias: host.X86 has the names and the reasons,
-# and a test compares the two.
-_FEATURES = (
-    "0000 0004 0008 000F 0013 0017 0018 0019 001A 0036 003B 003D 003E 003F 0080 0081 0089 008C 008D 0093 "
-    "0094 0096 0097 0099 009A 009C 009D 009E 00C0 00C5 00C6 00C7 00C8 00CB 00CF 00D0 00D5 00DD 0120 0123 "
-    "0124 0125 0128 012B 0130 0131 0132 0133 0135 0137 0138 013A 013B 013C 013D 013E 013F 0184 0185 0201 "
-    "0205 0206 0208 0209 020A 020B 020C 020E 0216 0219 021B 021C 0242 0243 0248 024E 0250 0256 0257 0258 "
-    "0259 "
+_LOCAL_FUSE = (
+    "bindfs encfs exfat fuse-overlayfs gocryptfs lxcfs mergerfs ntfs ntfs-3g squashfuse unionfs".split()
 )
-_MODALIAS = "/sys/devices/system/cpu/modalias"
-
-# As in /proc/self/mounts. Mountpoint for S3 shows as `fuse`, gcsfuse as `fuse.gcsfuse`.
-_NETWORK = (
-    "afs beegfs ceph cifs coda fhgfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs panfs pvfs2 quobyte smb3"
-    " smbfs weka wekafs fuse"
-)
-_LOCAL_FUSE = "bindfs encfs exfat fuse-overlayfs gocryptfs lxcfs mergerfs ntfs ntfs-3g squashfuse unionfs"
+_TMP = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108 - where tempfile looks
+_SURVIVES_REBOOT = "/var/tmp"  # noqa: S108 - what is made there is checked
 
 _own_record = ""  # what this very process applied, as against a parent
 
@@ -84,9 +82,9 @@ class Resolution:
 
 def user_cache_dir(environ: "Mapping[str, str] | None" = None) -> str | None:
     """The directory for this user's caches: absolute, usable, not made. None where there is none."""
-    for path, _ in candidates(os.environ if environ is None else environ):
-        if not unusable(path, foreign=False):
-            return path
+    for directory, _ in place.candidates(os.environ if environ is None else environ):
+        if not unusable(directory, foreign=False):
+            return directory
     return None
 
 
@@ -110,8 +108,7 @@ def resolve(
     environ = os.environ if environ is None else environ
     answer = Resolution(tag or host_tag(environ))
     wanted, asked_by, fault = wish(environ)
-    if fault:
-        answer.notes.append(fault)
+    _note(answer, fault)
     rows = list(families) if families is not None else _chosen(environ, answer)
     if wanted == "off":
         answer.off, answer.source = True, asked_by
@@ -133,29 +130,17 @@ def resolve(
         roots.append((wanted, asked_by))
     else:
         name = app if app and not wanted else NAME
-        roots += [(os.path.join(path, name), source) for path, source in candidates(environ)]
-    template = _text(environ, "CACHEHOME_SLOT") if slot is None else slot
-    if template:
-        from cachehome import odd
-
-        answer.slot, fault = odd.slot(template, environ)
-        if fault:
-            answer.notes.append(fault)
-    below = f"{answer.tag}/{level}/{answer.slot}".rstrip("/").replace("/", os.sep)
+        roots += [(os.path.join(cache, name), source) for cache, source in place.candidates(environ)]
+    answer.slot, fault = _slot(_text(environ, "CACHEHOME_SLOT") if slot is None else slot, environ)
+    _note(answer, fault)
+    below = os.path.join(*answer.tag.split("/"), level, *filter(None, [answer.slot]))
     _settle(answer, roots, below, _text(environ, "CACHEHOME_LOCAL") if local is None else local, told, make)
     _assign(answer, rows, environ, record)
     ours = {name: value for name, value in answer.values.items() if name not in answer.kept}
     if ours:
-        facts = {
-            "wish": wanted,
-            "source": answer.source,
-            "root": answer.root or "",
-            "tag": answer.tag,
-            "build": level,
-        }
-        answer.record = ";".join(
-            f"{name}={fact.replace('%', '%25').replace(';', '%3B')}" for name, fact in (facts | ours).items()
-        )
+        root = answer.root or ""
+        facts = {"wish": wanted, "source": answer.source, "root": root, "tag": answer.tag, "build": level}
+        answer.record = place.record_of(facts | ours)
     return answer
 
 
@@ -188,13 +173,22 @@ def path(family: str | None = None, environ: "Mapping[str, str] | None" = None) 
     """The live directory of *family*, or the one that holds all of ours; None where torch's own default
     applies.
     """
-    answer = resolve(environ)
     if family is None:
-        return answer.live
+        return resolve(environ).live
     known = catalogue.catalogue(plugins=True)
     if family not in known:
         raise ValueError(f"no family {family!r}: one of {', '.join(known)}")
-    return answer.directories.get(family)
+    return resolve(environ, families=known.values()).directories.get(family)
+
+
+def warnings(answer: Resolution) -> list[str]:
+    """What speaks against the directories that the user exported: they are used as told."""
+    found = []
+    for variable, value in answer.kept.items():
+        fault = place.examine(answer.values.get(variable, value))[1]
+        if fault:
+            found.append(f"{variable}={value}: {fault}; used as told")
+    return found
 
 
 # --- wishes ---
@@ -210,10 +204,10 @@ def wish(environ: "Mapping[str, str]") -> tuple[str, str, str]:
     low = value.lower()
     if low in ("1", "on"):
         return "on", source, ""
-    if os.path.isabs(value):
-        return os.path.normpath(value), source, ""
     if low in ("0", "off"):
         return "off", source, ""
+    if os.path.isabs(value):
+        return os.path.normpath(value), source, ""
     return "", "", f"{source}: {value!r} is not 0, off, 1, on or an absolute path: ignored" if value else ""
 
 
@@ -221,10 +215,7 @@ def applied(environ: "Mapping[str, str]") -> dict[str, str]:
     """The record of what an activation set in this environment: wish, source, root, tag, build, each
     variable.
     """
-    value = environ.get(APPLIED)
-    if not value:
-        return {}
-    items = (item.partition("=") for item in value.split(";"))
+    items = (item.partition("=") for item in environ.get(APPLIED, "").split(";"))
     record = {name: fact.replace("%3B", ";").replace("%25", "%") for name, _, fact in items}
     return record if {"wish", "source", "root", "tag", "build"} <= record.keys() else {}
 
@@ -234,149 +225,152 @@ def _text(environ: "Mapping[str, str]", variable: str) -> str:
     return environ.get(variable, "").strip()
 
 
+def _note(answer: Resolution, note: str) -> None:
+    if note:
+        answer.notes.append(note)
+
+
 def _chosen(environ: "Mapping[str, str]", answer: Resolution) -> "list[Family]":
     """The families that the hook sets: without a list, the catalogue's default set."""
     names = environ.get("CACHEHOME_FAMILIES", "").replace(",", " ").split()
-    if not names:
-        return [family for family in catalogue.BUILTIN if family.default]
     known = {family.name for family in catalogue.BUILTIN}
-    answer.notes += [
-        f"CACHEHOME_FAMILIES: {name!r} is no built-in family: the hook passes over it"
-        for name in names
-        if name not in known
-    ]
-    return [family for family in catalogue.BUILTIN if family.name in names]
+    for name in names:
+        if name not in known:
+            _note(answer, f"CACHEHOME_FAMILIES: {name!r} is no built-in family: the hook passes over it")
+    return [family for family in catalogue.BUILTIN if (family.name in names if names else family.default)]
+
+
+def _slot(template: str, environ: "Mapping[str, str]") -> tuple[str, str]:
+    """The name of this worker's own directory; empty, and why, if it shares the common one."""
+    if not template:
+        return "", ""
+    try:
+        name = template.format_map(environ)
+    except KeyError as error:
+        return "", f"slot {template!r}: {error.args[0]} is not set, so the shared directory is used"
+    except (ValueError, AttributeError, IndexError, TypeError):
+        return "", f"slot {template!r} is not a text with {{NAME}} fields: ignored"
+    if name.strip(".") and len(name) < 200 and plain(name) == name:
+        return name, ""
+    return "", f"slot {name!r} is not a plain name (letters, digits, dots, dashes): ignored"
 
 
 # --- places ---
 
 
-def candidates(environ: "Mapping[str, str]") -> list[tuple[str, str]]:
-    """(directory, where it comes from), best first. Only absolute ones: a relative one would be another
-    directory in every working directory, and nobody expands a `~` that the shell left alone.
-    """
-    found = []
-    cache = _text(environ, "XDG_CACHE_HOME")
-    if os.path.isabs(cache):
-        found.append((os.path.normpath(cache), "XDG_CACHE_HOME"))
-    home = _text(environ, "HOME")
-    if sys.platform in ("darwin", "win32") or not os.path.isabs(home):
-        from cachehome import odd
-
-        return found + odd.candidates(environ)
-    return [*found, (os.path.join(os.path.normpath(home), ".cache"), "HOME")]
+def unusable(directory: str, *, foreign: bool = True) -> str:
+    """Why a compile below *directory* would fail; empty if it would not."""
+    kind, why = place.examine(directory, foreign=foreign)
+    return why if kind in ("name", "unusable") else ""
 
 
-def unusable(path: str, *, foreign: bool = True) -> str:
-    """Why a compile below *path* would fail; empty if it would not.
-
-    *foreign* false: somebody else's directory counts as unusable for root. What `sudo -E` makes there its
-    owner could neither change nor remove.
-    """
-    # Inductor splits the compiler's command line as a shell would, and torch.compile fails in a directory
-    # like `a b`.
-    if not path.isprintable() or " " in path or "'" in path or '"' in path or "\\" in path:
-        return "its name holds a blank, a quote or a backslash, which break the compiler's command line"
-    if len(path) > _LONGEST:
-        return "its name is too long"
-    here, fault = _nearest(path)
-    if fault or not hasattr(os, "statvfs"):
-        return fault
-    flags = os.statvfs(here).f_flag
-    if flags & os.ST_RDONLY:
-        return f"{here} is on a file system mounted read-only"
-    if flags & getattr(os, "ST_NOEXEC", 0):
-        return f"{here} is on a file system mounted noexec"
-    if not os.access(here, os.W_OK | os.X_OK):
-        return f"{here} is not writable"
-    if not foreign and os.geteuid() == 0:
-        found = os.stat(here)
-        if found.st_uid and not found.st_mode & 0o1000:
-            return f"{here} belongs to user {found.st_uid}, and this is root"
-    return ""
-
-
-def _nearest(path: str) -> tuple[str, str]:
-    """The nearest ancestor of *path* that exists, and why nothing could be made in it."""
-    while True:
+def other_candidates(environ: "Mapping[str, str]") -> list[tuple[str, str]]:
+    """The cache directory on another platform, or of a user without HOME."""
+    source = "the platform's cache directory"
+    if sys.platform in ("darwin", "win32"):
         try:
-            mode = os.lstat(path).st_mode
-            break
-        except (FileNotFoundError, NotADirectoryError):
-            path = os.path.dirname(path)
-        except OSError as error:
-            return path, f"{path}: {error.strerror}"
-    if mode & 0o170000 == 0o120000:
+            import platformdirs
+
+            cache = platformdirs.user_cache_dir()
+        except ImportError:
+            cache = os.path.expanduser("~/Library/Caches")
+            if sys.platform == "win32":
+                cache = _text(environ, "LOCALAPPDATA")
+    else:
+        source = "the passwd entry, since HOME is not set"
         try:
-            mode = os.stat(path).st_mode
-        except OSError as error:
-            return path, f"the link {path}: {error.strerror}"
-    return path, "" if mode & 0o170000 == 0o040000 else f"{path} is not a directory"
+            import pwd
+
+            cache = os.path.join(pwd.getpwuid(os.getuid()).pw_dir, ".cache")
+        except (ImportError, KeyError, OSError):
+            return []
+    return [(os.path.normpath(cache), source)] if os.path.isabs(cache) else []
 
 
-def unsuitable(path: str) -> str:
-    """Why live directories should not lie at *path*, although compiles would work; empty if they may."""
-    kind = network_mount(path)
-    if kind:
-        return f"it is on a network file system ({kind})"
-    if not hasattr(os, "statvfs"):
-        return ""
-    room = os.statvfs(_nearest(path)[0])
-    free = room.f_bavail * room.f_frsize
-    if room.f_blocks and free < ROOM_BYTES:
-        return f"it has too little room ({free >> 20} MiB free)"
-    if room.f_files and room.f_favail < ROOM_FILES:
-        return f"it has too little room ({room.f_favail} files free)"
-    return ""
-
-
-def network_mount(path: str, mounts: str = "/proc/self/mounts") -> str | None:
-    """The type of the network file system that *path* lies on; None if it is local, or nothing tells."""
-    table = os.fsdecode(_read(mounts))
-    if not any(f" {kind} " in table for kind in _NETWORK.split()) and " fuse." not in table:
+def network_type(real: str, table: str) -> str | None:
+    """The type of the network file system that *real*, a path without links, lies on, by the table of mounts."""
+    real = real.rstrip("/") + "/"
+    longest, kind = -1, ""
+    for line in table.split("\n"):
+        fields = line.split(" ", 3)
+        if len(fields) < 4:
+            continue
+        point = fields[1]
+        if "\\" in point:
+            for escape, letter in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+                point = point.replace(escape, letter)
+        # Of several mounts on one point the last one is seen.
+        if len(point) >= longest and real.startswith(point.rstrip("/") + "/"):
+            longest, kind = len(point), fields[2]
+    # Any file system in user space is somebody's bucket or server, but for these.
+    if kind == "fuseblk" or kind.removeprefix("fuse.") in _LOCAL_FUSE:
         return None
-    from cachehome import odd
+    return kind if any(f" {kind} ".startswith(os.fsdecode(start)) for start in place.NETWORK) else None
 
-    kind = odd.mount_type(os.path.realpath(path), table)
-    program, _, name = kind.partition(".")
-    remote = program == "fuse" if name else kind in _NETWORK.split()
-    return kind if remote and name not in _LOCAL_FUSE.split() else None
+
+def private_local(chosen: str = "", *, make: bool = False) -> tuple[str | None, str]:
+    """The private directory on local disk, or None and why there is none.
+
+    It is *chosen* (CACHEHOME_LOCAL), or `cachehome-<uid>` in it where it is not ours alone; else
+    `/var/tmp/cachehome-<uid>`. Whoever can write there runs code here: it must be a directory, ours, of mode
+    0700. *make* makes it.
+    """
+    if os.name != "posix":
+        return None, "there is no private directory on this platform"
+    user = os.geteuid()
+    own = os.path.join(chosen or _SURVIVES_REBOOT, f"{NAME}-{user}")
+    why = ""
+    for directory in (chosen, own) if chosen else (own,):
+        if make:
+            try:
+                os.mkdir(directory, 0o700)
+            except OSError:
+                pass  # it is there, or the next lines say what is wrong
+        try:
+            found = os.lstat(directory)
+        except OSError as error:
+            why = why or f"{directory}: {error.strerror}"
+            continue
+        if found.st_mode & 0o170777 == 0o040700 and found.st_uid == user:
+            fault = place.examine(directory)[1]
+            return (None, f"{directory}: {fault}") if fault else (directory, "")
+        why = f"{directory} is not a directory of mode 0700 of user {user}"
+    return None, why
 
 
 def _settle(
     answer: Resolution, roots: list[tuple[str, str]], below: str, local: str, told: bool, make: bool
 ) -> None:
     """Choose the first of *roots* that will do, else the private local directory."""
-    # Somewhere else on local disk helps against a network, a lack of room, a name that no compiler can take.
     elsewhere = bool(local)
     for root, source in roots:
-        fault = unusable(os.path.join(root, below, "torchinductor"), foreign=told)
-        if fault.startswith("its name"):
-            elsewhere = True
-        elif not fault:
-            fault = unsuitable(root)
-            elsewhere = elsewhere or bool(fault)
-            if not fault:
-                answer.root, answer.source, answer.reason = root, source, f"{root} comes from {source}"
-                answer.live = os.path.join(root, below)
-                return
+        kind, fault = place.examine(os.path.join(root, below, "torchinductor"), foreign=told)
+        if not fault:
+            answer.root, answer.source, answer.reason = root, source, f"{root} comes from {source}"
+            answer.live = os.path.join(root, below)
+            return
         answer.skipped.append((root, fault))
+        # Local disk helps against a network, a lack of room, a name that no compiler can take.
+        elsewhere = elsewhere or kind != "unusable"
     why = "; ".join(f"{root}: {fault}" for root, fault in answer.skipped) or "no home was found"
     answer.reason = f"no usable directory ({why}), so torch's own defaults apply"
-    if elsewhere:
-        from cachehome import odd
+    if not elsewhere:
+        return
+    if local and not os.path.isabs(local):
+        _note(answer, f"CACHEHOME_LOCAL: {local!r} is not an absolute path: ignored")
+        local = ""
+    source = "CACHEHOME_LOCAL" if local else "the private local directory"
+    answer.root, fault = private_local(local, make=make)
+    if answer.root is None:
+        answer.skipped.append((source, fault))
+        answer.reason = f"no usable directory ({why}; {source}: {fault}), so torch's own defaults apply"
+        return
+    answer.source = source
+    answer.reason = f"{answer.root} is {source}, used since {why}"
+    answer.live = os.path.join(answer.root, below)
 
-        if local and not os.path.isabs(local):
-            answer.notes.append(f"CACHEHOME_LOCAL: {local!r} is not an absolute path: ignored")
-            local = ""
-        answer.source = "CACHEHOME_LOCAL" if local else "the private local directory"
-        answer.root, fault = odd.private_local(local, make=make)
-        if answer.root is None:
-            answer.skipped.append((answer.source, fault))
-            answer.reason = f"no usable directory ({why}; {fault}), so torch's own defaults apply"
-            return
-        answer.reason = f"{answer.root} is {answer.source}, used since {why}"
-        answer.live = os.path.join(answer.root, below)
+
+# --- variables ---
 
 
 def _assign(
@@ -385,134 +379,78 @@ def _assign(
     """Say for each family whose directory is in effect: the user's, ours, or nobody's."""
     exported: dict[str, str] = {}  # by subdirectory; what lies below the user's directory moves with it
     for family in rows:
-        variable, value, place = family.variable, environ.get(family.variable, ""), ""
+        variable, value, directory = family.variable, environ.get(family.variable, ""), ""
         above = next((row for row in rows if family.subdirectory.startswith(row.subdirectory + "/")), None)
-        if value.strip() and value != record.get(variable):
-            from cachehome import odd
-
-            if not odd.torch_default(family, above, value, environ, record):
-                place, note = odd.absolute(variable, value)
-                answer.kept[variable] = value
-                exported[family.subdirectory] = place
-                if note:
-                    answer.notes.append(note)
-                if place != value:
-                    answer.values[variable] = place
-        if not place:
-            unless = next((name for name in family.unless if _text(environ, name)), "")
-            if unless:
-                answer.skipped.append((family.name, f"{unless} is set"))
-            elif above and above.subdirectory in exported:
-                place = exported[above.subdirectory] + family.subdirectory[len(above.subdirectory) :]
-                answer.values[variable] = place
-            elif answer.live:
-                place = f"{answer.live}/{family.subdirectory}".replace("/", os.sep)
-                answer.values[variable] = place
-        if place:
-            answer.directories[family.name] = place
+        unless = next((name for name in family.unless if _text(environ, name)), "")
+        if value.strip() and not _nobodys(family, above, environ, record):
+            directory, fault = _absolute(variable, value)
+            _note(answer, fault)
+            answer.kept[variable] = value
+            exported[family.subdirectory] = directory
+            if directory != value:
+                answer.values[variable] = directory
+        elif unless:
+            answer.skipped.append((family.name, f"{unless} is set"))
+        elif above and above.subdirectory in exported:
+            directory = exported[above.subdirectory] + family.subdirectory[len(above.subdirectory) :]
+            answer.values[variable] = directory
+        elif answer.live:
+            directory = os.path.join(answer.live, *family.subdirectory.split("/"))
+            answer.values[variable] = directory
+        if directory:
+            answer.directories[family.name] = directory
         elif variable in environ and (not value.strip() or value == record.get(variable)):
             # Worse than none: to Inductor an empty value is the working directory, and ours is out of date.
             answer.unset.append(variable)
 
 
-# --- the host tag ---
+def _nobodys(
+    family: "Family", above: "Family | None", environ: "Mapping[str, str]", record: "Mapping[str, str]"
+) -> bool:
+    """Whether the exported value is one that we applied, or that torch wrote into the environment by itself."""
+    value = environ[family.variable]
+    if value == record.get(family.variable):
+        return True
+    if family.name == "inductor":
+        return _torch_default(value, environ)
+    # `<it>/triton/<device>`, at the first kernel of Inductor's.
+    for directory in (environ.get(above.variable), record.get(above.variable)) if above else ():
+        if above and directory:
+            default = directory + family.subdirectory[len(above.subdirectory) :]
+            if value == default or (value.startswith(default + "/") and value[len(default) + 1 :].isdigit()):
+                return True
+    return False
 
 
-def host_tag(environ: "Mapping[str, str] | None" = None) -> str:
-    """Two directory levels that keep apart what must not share files.
-
-    Inductor writes C++ for one vector width, and no key of torch's holds the instruction set: a cache made
-    under AVX-512 and read under AVX2 gives wrong numbers without a word.
+def _torch_default(value: str, environ: "Mapping[str, str]") -> bool:
+    """Whether *value* is `<tmp>/torchinductor_<user>`, which importing torch._dynamo exports where nobody
+    chose.
     """
-    environ = os.environ if environ is None else environ
-    python = {"cpython": "cp", "pypy": "pp"}.get(sys.implementation.name, sys.implementation.name)
-    abi = f"{python}{sys.version_info[0]}{sys.version_info[1]}{getattr(sys, 'abiflags', '')}"
-    first = f"{abi}-{machine()}-{cpu_class()}"
-    capability = _text(environ, "ATEN_CPU_CAPABILITY").lower()
-    if capability:
-        first += f"-{plain(capability)}"  # torch obeys it, and no key of torch's holds it
-    return f"{first}/torch-{plain(torch_version())}"
+    parent, name = os.path.split(value)
+    if not name.startswith("torchinductor_"):
+        return False
+    users = [environ.get(variable, "") for variable in ("LOGNAME", "USER", "LNAME", "USERNAME")]
+    try:
+        import pwd
+
+        users.append(f"uid_{os.getuid()}")
+        users.append(pwd.getpwuid(os.getuid()).pw_name)
+    except (ImportError, KeyError, OSError):
+        pass
+    names = ["".join("_" if letter in '\\/:*?"<>|' else letter for letter in user) for user in users if user]
+    places = [*_TMP, *(environ[variable] for variable in ("TMPDIR", "TEMP", "TMP") if environ.get(variable))]
+    return name[len("torchinductor_") :] in names and parent in map(os.path.normpath, places)
 
 
-def machine() -> str:
-    """`x86_64`, `aarch64`."""
-    return (
-        os.uname().machine
-        if hasattr(os, "uname")
-        else os.environ.get("PROCESSOR_ARCHITECTURE", "unknown").lower()
-    )
-
-
-def cpu_class(features: str | None = None) -> str:
-    """8 hex digits of a hash of the features that generated code can use; `00000000` where nothing tells."""
-    features = cpu_features() if features is None else features
-    if not features:
-        return "00000000"
-    value = fnv1a(features.encode())
-    return f"{value >> 32 ^ value & 0xFFFFFFFF:08x}"
-
-
-def cpu_features(modalias: str = _MODALIAS) -> str:
-    """The features in one line, the same whichever source they come from; empty where there is none."""
-    # "cpu:type:x86,ven0000fam0006mod00A7:feature:,0000,0001,..."
-    kind, _, listed = _read(modalias).decode("ascii", "replace").partition("feature:")
-    present = set(listed.strip().split(",")) if kind.startswith("cpu:type:x86") else set()
-    if not present:
-        from cachehome import host
-
-        if machine() not in ("x86_64", "amd64", "i686"):
-            return host.hwcaps(machine())
-        present = host.from_cpuinfo()
-        if not present:
-            return ""
-    bits = "".join(["1" if number in present else "0" for number in _FEATURES.split()])
-    return f"x86:{int(bits, 2):x}"
-
-
-def fnv1a(data: bytes) -> int:
-    """The 64-bit FNV-1a hash: hashlib and zlib would cost the hook an import."""
-    value = 0xCBF29CE484222325
-    for byte in data:
-        value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
-    return value
-
-
-def torch_version(sites: "Iterable[str] | None" = None) -> str:
-    """The version of the torch that lies beside our own package, in the site directories of this Python and
-    of the one below it, or in the user's; from its text, without importing it. `none` where there is none.
+def _absolute(variable: str, value: str) -> tuple[str, str]:
+    """The user's *value* made absolute, and a note: a compiler with another working directory would look
+    elsewhere.
     """
-    if sites is None:
-        text = _read(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/torch/version.py")
-        if not text:
-            from cachehome import host
-
-            text = next(
-                filter(None, (_read(f"{site}/torch/version.py") for site in host.site_directories())), b""
-            )
-    else:
-        text = next(filter(None, (_read(f"{site}/torch/version.py") for site in sites)), b"")
-    _, _, rest = text.partition(b"__version__ = ")
-    return rest.partition(b"\n")[0].strip().strip(b"'\"").decode("ascii", "replace") or "none"
-
-
-def plain(text: str) -> str:
-    """*text* as a part of a path that every shell and compiler takes as it is."""
-    if text.isascii() and text.replace(".", "").replace("-", "").replace("_", "").replace("+", "").isalnum():
-        return text
-    return "".join(
-        letter if letter.isascii() and (letter.isalnum() or letter in "._+-") else "_" for letter in text
-    )
-
-
-def _read(path: str) -> bytes:
-    """The first 64 kB of a file; empty if there is none."""
+    if os.path.isabs(value):
+        return value, ""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        directory = os.path.abspath(value)
     except OSError:
-        return b""
-    try:
-        return os.read(descriptor, 65536)
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
+        return value, f"{variable}: {value!r} is relative and the working directory is gone: left as it is"
+    tilde = ", since nobody expands a quoted ~" if value.startswith("~") else ""
+    return directory, f"{variable}: {value!r} is relative, so it is {directory}{tilde}"

@@ -8,8 +8,9 @@ host.
 
 from __future__ import annotations
 
-import os
 import sys
+
+from cachehome import place
 
 # Name in /proc/cpuinfo and bit, by Linux's word of features, which is a CPUID register: 0 is 1.EDX, 1 is
 # 80000001.EDX, 4 is 1.ECX, 6 is 80000001.ECX, 9 is 7.EBX, 12 is 7.1.EAX, 16 is 7.ECX, 18 is 7.EDX. Left out
@@ -42,6 +43,15 @@ def numbers() -> dict[str, str]:
     }
 
 
+def features(machine: str, cpuinfo: str = "/proc/cpuinfo", auxv: str = "/proc/self/auxv") -> str:
+    """What place.cpu_features() says where there is no modalias of an x86; empty where there is nothing."""
+    if machine not in ("x86_64", "amd64", "i686"):
+        return hwcaps(machine, auxv)
+    present = from_cpuinfo(cpuinfo)
+    bits = "".join("1" if number in present else "0" for number in place.FEATURES.split())
+    return f"x86:{int(bits, 2):x}" if present else ""
+
+
 def from_cpuinfo(path: str = "/proc/cpuinfo") -> set[str]:
     """The features of the first processor in /proc/cpuinfo, as modalias would name them."""
     _, found, rest = _read(path).partition(b"\nflags\t")
@@ -64,26 +74,6 @@ def hwcaps(machine: str, path: str = "/proc/self/auxv") -> str:
     if machine in ("aarch64", "arm64"):
         caps[16] &= ~_ARM_KERNEL
     return ",".join(f"{value:x}" for value in caps.values()) if any(caps.values()) else ""
-
-
-def site_directories() -> list[str]:
-    """Where torch may lie besides next to our own package: in sys.prefix, sys.base_prefix, the user's
-    directory.
-    """
-    threads = "t" if "t" in getattr(sys, "abiflags", "") else ""
-    version = f"python{sys.version_info[0]}.{sys.version_info[1]}{threads}"
-    sites = []
-    for prefix in (sys.prefix, sys.base_prefix):
-        if os.name == "nt":
-            sites.append(os.path.join(prefix, "Lib", "site-packages"))
-            continue
-        sites += [f"{prefix}/lib/{version}/site-packages", f"{prefix}/lib64/{version}/site-packages"]
-        if prefix == "/usr":  # Debian and its children
-            sites += [f"/usr/local/lib/{version}/dist-packages", "/usr/lib/python3/dist-packages"]
-    base = os.environ.get("PYTHONUSERBASE", "").strip() or os.path.expanduser("~/.local")
-    if os.path.isabs(base):
-        sites.append(f"{base}/lib/{version}/site-packages")
-    return sites
 
 
 def _read(path: str) -> bytes:
