@@ -54,12 +54,12 @@ def _libc() -> str:
 
 
 def _cpu() -> str:
-    from cachehome import home
+    from cachehome import place
 
-    features = home.cpu_features()
+    features = place.cpu_features()
     if not features:
         raise ProbeError("nothing tells the features of this CPU")
-    return home.cpu_class(features)
+    return place.cpu_class(features)
 
 
 def host_tag(environ: Mapping[str, str], lent: Sequence[str] | None) -> str:
@@ -67,9 +67,9 @@ def host_tag(environ: Mapping[str, str], lent: Sequence[str] | None) -> str:
 
     *lent* is where this interpreter finds packages, if ours was lent to it: the torch beside ours is not its own.
     """
-    from cachehome import home
+    from cachehome import place
 
-    tag = home.host_tag(environ)
+    tag = place.host_tag(environ)
     if lent is None:
         return tag
-    return f"{tag.partition('/')[0]}/torch-{home.plain(home.torch_version(lent))}"
+    return f"{tag.partition('/')[0]}/torch-{place.plain(place.torch_version(lent))}"
