@@ -67,20 +67,45 @@ def may_fork() -> bool:
 def _threaded(
     function: Callable[[Task], Any], tasks: Sequence[Task], workers: int, deadline: float | None
 ) -> Iterator[Any]:
-    from collections import deque
-    from concurrent.futures import Future, ThreadPoolExecutor
+    # Not an executor: at its end the interpreter would wait for a thread that hangs in a dead store.
+    import queue
 
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="cachehome")
+    numbers = iter(range(len(tasks)))
+    lock = threading.Lock()
+    ahead = threading.Semaphore(2 * workers)  # results that wait for their turn take memory
+    answers: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
+    stopped = threading.Event()
+
+    def work() -> None:
+        while True:
+            ahead.acquire()
+            with lock:
+                number = -1 if stopped.is_set() else next(numbers, -1)
+            if number < 0:
+                return
+            try:
+                answers.put((number, function(tasks[number]), None))
+            except BaseException as error:  # raised again in the thread that asked
+                answers.put((number, None, error))
+
+    for _ in range(workers):
+        threading.Thread(target=work, name="cachehome", daemon=True).start()
+    done: dict[int, Any] = {}
     try:
-        waiting: deque[Future[Any]] = deque()
-        for task in tasks:
-            waiting.append(pool.submit(function, task))
-            if len(waiting) > 2 * workers:
-                yield waiting.popleft().result(_left(deadline))
-        while waiting:
-            yield waiting.popleft().result(_left(deadline))
+        for wanted in range(len(tasks)):
+            while wanted not in done:
+                try:
+                    number, result, failed = answers.get(timeout=_left(deadline))
+                except queue.Empty:
+                    raise TimeoutError("workers did not answer in time") from None
+                if failed:
+                    raise failed
+                done[number] = result
+            ahead.release()
+            yield done.pop(wanted)
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        stopped.set()
+        ahead.release(workers)
 
 
 def _left(deadline: float | None) -> float | None:
