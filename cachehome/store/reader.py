@@ -287,22 +287,16 @@ class Reader:
                     return generation
             raise
 
-    def has_pack(self, build: str, sha256: str) -> bool:
-        """Whether a pack is there, whatever the listing shows."""
+    def has_pack(self, build: str, pack: Pack) -> bool:
+        """Whether *pack* is there and as long as it must be, whatever the listing shows."""
         try:
-            self.backend.size(f"{build}/packs/{sha256}.tar.zst")
+            return self.backend.size(f"{build}/{pack.name}") == pack.size
         except NotInStore:
             return False
-        return True
 
     def lost(self, build: str, packs: Collection[Pack]) -> list[str]:
         """Those of *packs* that are gone, or are not as long as they must be."""
-        listed = self.packs(build)
-        return [
-            pack.sha256
-            for pack in packs
-            if pack.sha256 not in listed and not self.has_pack(build, pack.sha256)
-        ]
+        return [pack.sha256 for pack in packs if not self.has_pack(build, pack)]
 
 
 def generation_name(build: str, profile: str, number: int) -> str:

@@ -284,7 +284,7 @@ class Store(Reader):
             pack.sha256
             for pack in manifest.packs
             if pack.sha256 not in listed
-            and not self.has_pack(build, pack.sha256)
+            and not self.has_pack(build, pack)
             and (upload is None or not upload(pack))
         )
 

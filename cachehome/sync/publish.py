@@ -181,6 +181,8 @@ class _Publish(Work):
                 for pack, _ in spool.files():
                     if pack.sha256 in lost or not store.has_pack(build, pack):
                         upload(pack)
+                # The same files give the same pack: what is back need not be left out of the line.
+                mended = any(sha256 in paths for sha256 in lost)
                 lost = [sha256 for sha256 in lost if sha256 not in paths]
                 identity = self.identity
                 store.add_identity(
@@ -199,7 +201,7 @@ class _Publish(Work):
         with self.phases("prune"):
             store.touch(build, profile, generation.manifest.line)
             gc.on_the_way(store, build, gc.Rules.of(self.settings))
-        reason = "published" if ours else "others_were_faster"
+        reason = "published" if ours else "mended" if mended else "others_were_faster"
         files = [file for entry in addition.entries.values() for file in entry.files]
         return replace(
             self._done(generation, reason),

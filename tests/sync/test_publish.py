@@ -208,7 +208,7 @@ def test_a_lost_pack_heals(
     for pack in store.glob("cachehome-v1/*/packs/*"):
         pack.unlink()
     record = publish(settings, identity, {"inductor": str(live)})
-    assert (record.reason, record.generation, record.entries) == ("published", 2, 1)
+    assert (record.reason, record.generation, record.entries) == ("mended", 1, 1)
     assert restore(settings, identity, {"inductor": str(tmp_path / "copy")}).outcome == "hit"
 
 
