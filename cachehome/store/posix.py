@@ -184,13 +184,13 @@ class PosixBackend:
             size += 0 if stat.S_ISDIR(status.st_mode) else status.st_size
         return names, size
 
-    def temporaries(self, prefix: str) -> list[str]:
+    def temporaries(self, prefix: str) -> set[str]:
         start = len(self.root.rstrip("/")) + 1
-        return [
+        return {
             path[start:]
             for path, _ in self._walk(self.path(prefix))
             if os.path.basename(path).startswith(TEMPORARY)
-        ]
+        }
 
     def _walk(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
         """(path, status) of all that lies below a directory, which may change meanwhile."""
