@@ -58,6 +58,13 @@ def member(path: str, size: int, mode: int) -> bytes:
     return header[:148] + b"%06o\0 " % sum(header) + header[156:]
 
 
+def named(raw: memoryview, start: int, path: str, size: int) -> bool:
+    """Whether the tar header that ends at *start* of a frame is that of the member *path* of *size* bytes."""
+    header = bytes(raw[start - BLOCK : start - BLOCK + 136]) if start >= BLOCK else b""
+    name = header[:100].rstrip(b"\0")
+    return bool(name) and header[124:135] == b"%011o" % size and path.encode().endswith(name)
+
+
 def _long_member(path: str, size: int, mode: int) -> bytes:
     import tarfile
 

@@ -197,6 +197,9 @@ def _frames(files: list[tuple[str, str, int, str, LocalFile]]) -> Iterator[list[
         yield [frame]
 
 
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
 class _Packer:
     """Makes frames: reads files, checks and hashes them, compresses."""
 
@@ -211,7 +214,7 @@ class _Packer:
         """(frames, a `Found` for each file); offsets count from the task's first byte."""
         compress = compressor(self.compression)
         made: list[tuple[bytes, int, str]] = []
-        found: list[Found] = []
+        found: list[tuple[Any, ...]] = []
         start = 0
         running: Any = None
         for frame in task:
@@ -228,40 +231,34 @@ class _Packer:
                 made.append((stored, len(raw), hashlib.sha256(stored).hexdigest()))
         return made, [tuple(one) for one in found]  # plain tuples: what crosses a pipe
 
-    def _whole(self, chunk: _Chunk, start: int, parts: list[bytes], found: list[Found]) -> int:
+    def _whole(self, chunk: _Chunk, start: int, parts: list[bytes], found: list[tuple[Any, ...]]) -> int:
         """Add a file that fits a frame; the bytes that it took."""
-        source, file = self.sources[chunk.source], chunk.file
-        path = chunk.entry + file.suffix
-        problem = ""
-        data = b""
+        number, entry, file = chunk[:3]
+        source = self.sources[number]
+        path = entry + file.suffix
         try:
             data = self._read(source, path, file, 0, file.size + 1)
-            problem = portable.check(path, data) or self._group_problem(source, chunk, path, data)
-            data = portable.canonical(path, data) if not problem else b""
-            if self._being_built(chunk):
+            if portable.is_group(path):
+                present = {other.suffix[1:] for other in source.local[entry].files}
+                data, problem = portable.canonical(path, data), portable.check_group(data, present)
+            else:
+                problem = portable.check(path, data)
+            if not problem and self._being_built(chunk):
                 problem = "being built"
         except (OSError, ValueError) as error:
             problem = str(error)
         if problem:
-            found.append(Found(chunk.source, chunk.entry, file.suffix, problem, 0, "", 0))
+            found.append(Found(number, entry, file.suffix, problem, 0, "", 0))
             return 0
         header = member(f"{source.family.name}/{path}", len(data), file.mode)
         tail = padding(len(data))
-        parts += [header, data, tail]
+        parts += (header, data, tail)
         digest = hashlib.sha256(data).hexdigest()
-        found.append(
-            Found(chunk.source, chunk.entry, file.suffix, "", len(data), digest, start + len(header))
-        )
+        found.append((number, entry, file.suffix, "", len(data), digest, start + len(header)))
         return len(header) + len(data) + len(tail)
 
-    def _group_problem(self, source: Source, chunk: _Chunk, path: str, data: bytes) -> str:
-        if not portable.is_group(path):
-            return ""
-        present = {file.suffix[1:] for file in source.local[chunk.entry].files}
-        return portable.check_group(data, present)
-
     def _part(
-        self, chunk: _Chunk, start: int, parts: list[bytes], found: list[Found], running: Any
+        self, chunk: _Chunk, start: int, parts: list[bytes], found: list[tuple[Any, ...]], running: Any
     ) -> tuple[Any, int]:
         """Add a piece of a long file: (hash so far, the bytes that it took)."""
         source, file = self.sources[chunk.source], chunk.file
@@ -298,9 +295,7 @@ class _Packer:
         return running, len(header) + len(data) + len(tail)
 
     def _read(self, source: Source, path: str, file: LocalFile, start: int, length: int) -> bytes:
-        descriptor = os.open(
-            os.path.join(source.live.directory, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        )
+        descriptor = os.open(f"{source.live.directory}/{path}", _FLAGS)
         try:
             data = os.pread(descriptor, length, start)
             now = os.fstat(descriptor)

@@ -30,7 +30,7 @@ _OBJECTS = (".best_config", ".json")
 
 def is_group(path: str) -> bool:
     """Whether *path* is a Triton group: the file that names the others of a kernel by absolute path."""
-    return os.path.basename(path).startswith(GROUP) and path.endswith(".json")
+    return path.endswith(".json") and path.rpartition("/")[2].startswith(GROUP)
 
 
 def canonical(path: str, data: bytes) -> bytes:
