@@ -129,6 +129,10 @@ def resolve(
     if told:
         roots.append((wanted, asked_by))
     else:
+        for variable in ("XDG_CACHE_HOME", "HOME"):
+            value = _text(environ, variable)
+            if value and not os.path.isabs(value):
+                answer.skipped.append((f"{variable}={value}", "is not an absolute path"))
         name = app if app and not wanted else NAME
         roots += [(os.path.join(cache, name), source) for cache, source in place.candidates(environ)]
     answer.slot, fault = _slot(_text(environ, "CACHEHOME_SLOT") if slot is None else slot, environ)
@@ -352,7 +356,7 @@ def _settle(
         answer.skipped.append((root, fault))
         # Local disk helps against a network, a lack of room, a name that no compiler can take.
         elsewhere = elsewhere or kind != "unusable"
-    why = "; ".join(f"{root}: {fault}" for root, fault in answer.skipped) or "no home was found"
+    why = "; ".join(f"{what}: {fault}" for what, fault in answer.skipped) or "no home was found"
     answer.reason = f"no usable directory ({why}), so torch's own defaults apply"
     if not elsewhere:
         return

@@ -1,0 +1,145 @@
+"""`cachehome status`: what is live, by whom, how large; what the hook does; what is wrong with the settings."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from cachehome import _boot, early, home, switch
+from cachehome.commands import activation, output
+from cachehome.settings import Settings
+
+DESCRIPTION = "Say where the compile caches of this environment lie, who said so, how large they are."
+SETTINGS = ("families", "local", "slot")
+LENIENT = True
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    del parser
+
+
+def run(args: argparse.Namespace, settings: Settings) -> int:
+    document = status(settings)
+    if args.json:
+        output.as_json(document)
+    else:
+        output.lines(*_text(document))
+    return 0
+
+
+def status(settings: Settings) -> dict[str, Any]:
+    """The facts, with stable names."""
+    answer = activation.resolution(settings)
+    rows = activation.chosen(settings, [])
+    wanted, asked_by, _ = home.wish(os.environ)
+    return {
+        "active": {"on": bool(wanted) and not answer.off, "wish": wanted, "by": asked_by},
+        "hook": {"installed": switch.hooked(), "ran": _boot.ran, "switch": switch.read()},
+        "root": answer.root,
+        "source": answer.source,
+        "reason": answer.reason,
+        "host_tag": answer.tag,
+        "slot": answer.slot,
+        "live": answer.live,
+        "families": {
+            row.name: {
+                "variable": row.variable,
+                "directory": answer.directories.get(row.name),
+                "set_by": activation.set_by(row.variable, answer),
+                **_size(answer.directories.get(row.name), set(answer.directories.values())),
+            }
+            for row in rows
+        },
+        "skipped": [{"what": what, "why": why} for what, why in answer.skipped],
+        "too_late": early.too_late(),
+        "notes": [*answer.notes, *home.warnings(answer), *_nameless(), *_unknown_cpu(answer.tag)],
+        "problems": [str(problem) for problem in settings.problems],
+    }
+
+
+def _size(directory: str | None, all_of_them: set[str]) -> dict[str, Any]:
+    """Files and bytes below *directory*, without what belongs to another family or to our bookkeeping."""
+    files = size = 0
+    stack = [directory] if directory else []
+    nested = all_of_them - {directory}
+    while stack:
+        try:
+            with os.scandir(stack.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        if entry.path not in nested and entry.name != ".cachehome":
+                            stack.append(entry.path)
+                    elif entry.is_file(follow_symlinks=False):
+                        files += 1
+                        size += entry.stat(follow_symlinks=False).st_size
+        except OSError:
+            continue  # not there, not ours, or gone meanwhile
+    return {"exists": bool(directory) and os.path.isdir(directory or ""), "files": files, "bytes": size}
+
+
+def _nameless() -> list[str]:
+    """torch before 2.13 asks for the user's name when it is imported, and fails where there is none."""
+    import getpass
+
+    try:
+        getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        version = home.torch_version().split(".")
+        if version[:1] == ["2"] and version[1:2] and version[1].isdigit() and int(version[1]) < 13:
+            return [
+                f"user {os.getuid()} has no name, and importing torch {'.'.join(version)} fails without one,"
+                f" whatever the cache variables say: export LOGNAME=u{os.getuid()}"
+            ]
+    return []
+
+
+def _unknown_cpu(tag: str) -> list[str]:
+    if "-00000000" not in tag:
+        return []
+    return ["nothing tells the features of this CPU: do not share this home with another machine"]
+
+
+def _text(document: dict[str, Any]) -> list[str]:
+    active, hook = document["active"], document["hook"]
+    if active["on"]:
+        state = (
+            f"on, by {active['by']}={active['wish']}"
+            if active["by"] == "CACHEHOME"
+            else f"on, by {active['by']}"
+        )
+    else:
+        state = (
+            f"off, by {active['by']}"
+            if active["wish"]
+            else "off (CACHEHOME is not set): the hook sets nothing"
+        )
+    places = [os.path.join(site, switch.HOOK) for site in hook["installed"]]
+    if not places:
+        installed = f"not installed for {sys.executable}: use `import cachehome.activate` or `cachehome env`"
+    else:
+        installed = f"{', '.join(places)} ({'ran' if hook['ran'] else 'did not run'} in this process)"
+    lines = [
+        f"activation  {state}",
+        f"hook        {installed}",
+        f"host tag    {document['host_tag']}",
+        f"root        {document['root'] or 'none'}: {document['reason']}",
+    ]
+    if document["live"]:
+        lines.append(f"live        {document['live']}")
+    for name, row in document["families"].items():
+        place = row["directory"] or "torch's own default"
+        size = f"{row['files']} files, {output.size(row['bytes'])}" if row["exists"] else "not made yet"
+        who = {"nobody": "not set", "torch": "set by torch itself"}.get(
+            row["set_by"], f"set by {row['set_by']}"
+        )
+        lines.append(
+            f"{name:11} {place}  ({size if row['directory'] else 'not ours'}; {row['variable']} {who})"
+        )
+    lines += [f"skipped     {skipped['what']}: {skipped['why']}" for skipped in document["skipped"]]
+    if document["too_late"]:
+        lines.append(f"too late    {document['too_late']}")
+    lines += [f"note        {note}" for note in document["notes"]]
+    lines += [f"setting     {problem}" for problem in document["problems"]]
+    return lines
