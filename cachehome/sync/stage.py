@@ -173,13 +173,10 @@ class _Stager:
             if offset + size <= end:
                 data = raw[offset - begin : offset - begin + size]
                 # What is run or read is hashed. Texts that a warm start never reads are three quarters of the
-                # bytes: they lie in a verified frame, and the tar header before them must name them.
-                sound = (
-                    named(raw, offset - begin, self.prefixes[place[3]] + place[4], size)
-                    if task.pack.ir
-                    else hashlib.sha256(data).hexdigest() == sha256
-                )
-                if not sound:
+                # bytes: they lie in a verified frame, and the tar header before them names them.
+                if task.pack.ir and named(raw, offset - begin, self.prefixes[place[3]] + place[4], size):
+                    pass
+                elif hashlib.sha256(data).hexdigest() != sha256:
                     raise _damaged(place)
                 rows.append(self._write(place, [data]))
             else:
