@@ -174,7 +174,7 @@ class PosixBackend:
     def age(self, name: str) -> float:
         written = self._stat(name).st_mtime
         if self._clock is None:
-            self._clock = self._server_time() - time.monotonic()
+            self._clock = self._server_time(name) - time.monotonic()
         return max(0.0, self._clock + time.monotonic() - written)
 
     def usage(self, prefix: str) -> tuple[int, int]:
@@ -219,8 +219,8 @@ class PosixBackend:
                 raise NotInStore(f"{path} is not in the store", name=name, errno=error.errno) from None
             raise self._unavailable(error, path, "read") from None
 
-    def _server_time(self) -> float:
-        probe = self._temporary("clock")
+    def _server_time(self, name: str) -> float:
+        probe = self._temporary(name)  # where a collector finds it, should we be killed now
         try:
             self._write(probe, b"")
             return os.stat(probe).st_mtime

@@ -1,0 +1,352 @@
+"""A program that proves on a user's own mount that the store's promises hold there.
+
+Many processes work on a store in a scratch directory with grace periods of seconds: publishers, one in ten of which is
+killed at a random moment, readers, and a collector. Every so often they go on to a new profile, so that idle ones go
+whole. They write down what was acknowledged, and compare it with what is there:
+
+    lost         a publication was acknowledged, and a newer generation lacks it
+    twice        two publishers were told that they created the same generation
+    backwards    a reader was given an older generation than before
+    hole         the newest generation names a pack that is not there, or is damaged
+    error        anything that a publisher, reader or collector may not raise
+
+A second host joins by the same directory: what one host acknowledged, its own readers check in what both have written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cachehome.errors import CommitConflict, IntegrityError, NotInStore, StoreError
+from cachehome.store import gc
+from cachehome.store.backend import Backend, Nested
+from cachehome.store.manifest import Entry, File, Manifest, Pack
+from cachehome.store.merge import Addition
+from cachehome.store.pack import END, Layout, check_frame, compressor, decompressor, member, padding
+from cachehome.store.reader import LAYOUT
+from cachehome.store.store import Store
+
+SCRATCH = "cachehome-stress"
+BUILD = hashlib.sha256(b"cachehome-stress").hexdigest()
+KINDS = ("lost", "twice", "backwards", "hole", "error")
+_TURN = 6.0  # seconds that a profile is written to
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many of each, for how long, and with what retention. *kill*: one publication in so many is killed."""
+
+    seconds: float = 30.0
+    writers: int = 12
+    readers: int = 4
+    collectors: int = 1
+    kill: int = 10
+    grace: float = 4.0
+    keep: int = 2
+
+    @property
+    def rules(self) -> gc.Rules:
+        return gc.Rules(self.keep, self.grace, max(4 * self.grace, 2 * _TURN), 2 * self.grace)
+
+
+@dataclass(slots=True)
+class Report:
+    """Counts, and what was wrong: `problems` holds the first of each kind in words."""
+
+    seconds: float = 0.0
+    published: int = 0
+    unchanged: int = 0
+    gave_up: int = 0
+    killed: int = 0
+    reads: int = 0
+    lags: int = 0
+    prunes: int = 0
+    deleted: int = 0
+    lost: int = 0
+    twice: int = 0
+    backwards: int = 0
+    hole: int = 0
+    error: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        """Whether every promise was kept, and the load was one."""
+        return not any(getattr(self, kind) for kind in KINDS) and self.published > 0 and self.reads > 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON types."""
+        return asdict(self) | {"sound": self.sound}
+
+
+def small_pack(files: dict[str, bytes]) -> tuple[Pack, bytes, dict[str, int]]:
+    """(pack, its bytes, where each file lies) of a few small files in one frame."""
+    raw = bytearray()
+    offsets = {}
+    for path, data in sorted(files.items()):
+        raw += member(path, len(data), 0o600)
+        offsets[path] = len(raw)
+        raw += data + padding(len(data))
+    raw += END
+    stored = compressor("zstd:1")(bytes(raw))
+    digest = hashlib.sha256(stored).hexdigest()
+    return Pack(digest, len(stored), False, 0, ((len(stored), len(raw), digest),)), stored, offsets
+
+
+def addition(files: dict[str, bytes], origin: str = "stress") -> tuple[Addition, bytes]:
+    """An addition of one entry a file, in one pack, and the pack's bytes."""
+    pack, stored, offsets = small_pack({f"stress/{name}": data for name, data in files.items()})
+    entries = {}
+    for name, data in files.items():
+        file = File("", len(data), 0o600, hashlib.sha256(data).hexdigest(), 0, offsets[f"stress/{name}"])
+        entries["stress", name] = Entry("stress", name, 0, False, (file,))
+    return Addition(entries, (pack,), ({"directories": {"stress": origin}},)), stored
+
+
+def check(store: Store, manifest: Manifest) -> None:
+    """Read every byte that *manifest* names. Raises `IntegrityError`, `NotInStore`."""
+    decode = decompressor()
+    raw: dict[int, bytes] = {}
+    for number, pack in enumerate(manifest.packs):
+        stored = store.backend.get(f"{manifest.build}/{pack.name}")
+        at = Layout(pack).stored
+        parts = []
+        for frame, (_, size, _) in enumerate(pack.frames):
+            part = stored[at[frame] : at[frame + 1]]
+            check_frame(part, pack, frame)
+            parts.append(decode(part, size))
+        raw[number] = b"".join(parts)
+    for entry in manifest.entries.values():
+        for file in entry.files:
+            data = raw[file.pack][file.offset : file.offset + file.size]
+            if hashlib.sha256(data).hexdigest() != file.sha256:
+                raise IntegrityError(f"{entry.name} is not what the manifest says", reason="file_damaged")
+
+
+class Stress:
+    """One host's part. *new_store*: what each process opens the scratch directory with."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        load: Load,
+        *,
+        new_store: Callable[[Backend], Store] = Store,
+        prune: Callable[[Store, str, gc.Rules], gc.Plan] = gc.prune,
+    ) -> None:
+        self.scratch = Nested(backend, SCRATCH)
+        self.load = load
+        self.new_store = new_store
+        self.prune = prune
+        self.directory = ""
+        self.end = 0.0
+
+    def run(self, *, join: bool = False) -> Report:
+        """Do it, and say how it went. *join*: take part in what another host has begun. Raises `StoreError`."""
+        if join and not self.scratch.list("members"):
+            raise NotInStore("nobody has begun a stress test there: start one without --join first", name=SCRATCH)
+        if not join:
+            self._clear()
+        me = f"members/{os.uname().nodename}-{os.getpid()}"
+        self.scratch.put(me, b"")
+        if not join:
+            self.scratch.put("begin", b"")
+        begin = time.monotonic()
+        self.end = begin + self.load.seconds
+        report = Report()
+        try:
+            with tempfile.TemporaryDirectory(prefix="cachehome-stress-") as self.directory:
+                self._processes()
+                self._collect(report)
+        finally:
+            with contextlib.suppress(StoreError):
+                self.scratch.delete(me)
+                if not self.scratch.list("members"):
+                    self._clear()
+        report.seconds = round(time.monotonic() - begin, 1)
+        return report
+
+    def _clear(self) -> None:
+        def clear(prefix: str) -> None:
+            for name in self.scratch.list(prefix):
+                below = f"{prefix}/{name}".lstrip("/")
+                clear(below)
+                self.scratch.delete(below)
+
+        for name in self.scratch.temporaries(""):
+            self.scratch.delete(name)
+        clear("")
+        for name in self.scratch.temporaries(""):
+            self.scratch.delete(name)
+        self.scratch.delete("")
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    def _processes(self) -> None:
+        roles: list[tuple[Callable[[int], None], int]] = [
+            (self._writer, self.load.writers),
+            (self._reader, self.load.readers),
+            (self._collector, self.load.collectors),
+        ]
+        children = [self._start(role, number) for role, count in roles for number in range(count)]
+        for child in children:
+            os.waitpid(child, 0)
+
+    def _start(self, role: Callable[[int], None], number: int) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            random.seed(os.urandom(8))
+            role(number)
+        except BaseException:
+            self._note("error", text=f"{role.__name__.strip('_')}: {traceback.format_exc(limit=-4)}")
+        finally:
+            os._exit(0)
+
+    def _note(self, kind: str, **facts: Any) -> None:
+        """Write a line down at once: the next moment may not come."""
+        line = json.dumps({"kind": kind, **facts}).encode() + b"\n"
+        path = os.path.join(self.directory, f"{os.getpid()}.log")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.write(descriptor, line)
+        os.close(descriptor)
+
+    def _notes(self, kind: str = "") -> Iterator[dict[str, Any]]:
+        for name in os.listdir(self.directory):
+            with open(os.path.join(self.directory, name), "rb") as file:
+                for line in file:
+                    if line.endswith(b"\n"):
+                        note = json.loads(line)
+                        if kind in ("", note["kind"]):
+                            yield note
+
+    def _profile(self) -> str:
+        return f"turn-{int(self.scratch.age('begin') // _TURN):04d}"
+
+    def _writer(self, number: int) -> None:
+        done = 0
+        while time.monotonic() < self.end:
+            done += 1
+            pid = self._start(self._publish, number * 1_000_000 + done)
+            if random.randrange(self.load.kill) == 0:
+                time.sleep(random.uniform(0, 0.03))
+                os.kill(pid, signal.SIGKILL)
+                self._note("killed")
+            os.waitpid(pid, 0)
+            time.sleep(random.uniform(0, 0.02))
+
+    def _publish(self, number: int) -> None:
+        store = self.new_store(self.scratch)
+        profile = self._profile()
+        name = f"{os.uname().nodename}-{number}"
+        # What several publish at once, too: the same entries, the same pack.
+        common = f"common-{int(time.monotonic())}"
+        new, stored = addition({name: os.urandom(600), common: common.encode() * 20})
+        deadline = time.monotonic() + self.load.grace / 2
+
+        def upload(pack: Pack) -> bool:
+            if pack.sha256 != new.packs[0].sha256:
+                return False
+            store.backend.put(f"{BUILD}/{pack.name}", stored)
+            return True
+
+        upload(new.packs[0])
+        try:
+            generation, ours = store.commit(BUILD, profile, new, deadline=deadline, upload=upload)
+        except CommitConflict:
+            self._note("gave_up")
+            return
+        facts = {"profile": profile, "number": generation.number, "nonce": generation.manifest.nonce}
+        self._note("published" if ours else "unchanged", name=name, **facts)
+
+    def _reader(self, number: int) -> None:
+        del number
+        seen: dict[str, int] = {}
+        while time.monotonic() < self.end:
+            profile = self._profile()
+            known = [note for note in self._notes() if note.get("profile") == profile]
+            self._read(profile, known, seen)
+            time.sleep(random.uniform(0, 0.02))
+
+    def _read(self, profile: str, known: list[dict[str, Any]], seen: dict[str, int]) -> None:
+        """Read the newest generation as a restore does, and compare it with what was acknowledged before."""
+        store = self.new_store(self.scratch)
+        generation = store.newest(BUILD, profile)
+        if generation is None:
+            if any(note["kind"] == "published" for note in known):
+                self._problem("lost", f"{profile} has no generation, and had")
+            return
+        manifest, number = generation.manifest, generation.number
+        if number < seen.get(profile, 0):
+            self._problem("backwards", f"{profile}: {number} after {seen[profile]}")
+        seen[profile] = max(number, seen.get(profile, 0))
+        for note in known:
+            if note["kind"] not in ("published", "unchanged"):
+                continue
+            if note["number"] > number:
+                self._note("lag")
+            elif note["number"] == number and note["nonce"] != manifest.nonce:
+                self._problem("twice", f"{profile}: {number} was acknowledged, and is another publisher's")
+            elif ("stress", note["name"]) not in manifest.entries:
+                self._problem("lost", f"{profile}: {note['name']} of {note['number']} is not in {number}")
+        try:
+            check(store, manifest)
+            self._note("read")
+        except (NotInStore, IntegrityError) as error:
+            # It may have gone while it was read; then a newer one is there.
+            if number == max(store.numbers(BUILD, profile), default=0):
+                self._problem("hole", f"{profile}: {number}: {error}")
+
+    def _problem(self, kind: str, text: str) -> None:
+        self._note(kind, text=text)
+
+    def _collector(self, number: int) -> None:
+        del number
+        store = self.new_store(self.scratch)
+        while time.monotonic() < self.end:
+            done = self.prune(store, BUILD, self.load.rules)
+            self._note("pruned", deleted=len(done.deleted))
+            time.sleep(random.uniform(0, 0.1))
+
+    # -- at the end ----------------------------------------------------------------------------------------------------
+
+    def _collect(self, report: Report) -> None:
+        """Look at what is left once more, and count."""
+        known = list(self._notes())
+        for profile in self.new_store(self.scratch).profiles(BUILD):
+            mine = [note for note in known if note.get("profile") == profile]
+            # A turn that was over long ago may have gone whole.
+            if self.new_store(self.scratch).numbers(BUILD, profile):
+                self._read(profile, mine, {})
+        counts = {"read": "reads", "lag": "lags", "pruned": "prunes"}
+        commits: dict[tuple[str, int], set[str]] = {}
+        for note in self._notes():
+            name = counts.get(note["kind"], note["kind"])
+            setattr(report, name, getattr(report, name) + 1)
+            report.deleted += note.get("deleted", 0)
+            if note["kind"] == "published":
+                commits.setdefault((note["profile"], note["number"]), set()).add(note["nonce"])
+            if note["kind"] in KINDS and sum(p.startswith(note["kind"]) for p in report.problems) < 3:
+                report.problems.append(f"{note['kind']}: {note['text']}")
+        for (profile, number), nonces in commits.items():
+            if len(nonces) > 1:
+                report.twice += 1
+                report.problems.append(f"twice: {profile}: {len(nonces)} publishers made generation {number}")
+
+
+__all__ = ["LAYOUT", "Load", "Report", "Stress", "addition", "check", "small_pack"]
