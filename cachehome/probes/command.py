@@ -115,14 +115,16 @@ def _unknown(command: Sequence[str], why: str) -> CacheHomeError:
 class _Finder:
     """Peels a command, layer by layer."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        self.command = command
-        self.argv = list(command)
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str], outer: _Finder | None = None) -> None:
+        self.command = outer.command if outer else argv
+        self.depth: int = outer.depth + 1 if outer else 0
+        self.argv = list(argv)
         self.environ = dict(environ)
         self.notes: dict[str, str] = {}
 
     def find(self) -> Job:
-        for _ in range(_DEEPEST):
+        while self.depth < _DEEPEST:
+            self.depth += 1
             if not self.argv:
                 raise self.unknown("it names no program")
             job = self.step()
@@ -276,8 +278,7 @@ class _Finder:
             if _PYTHON.fullmatch(os.path.basename(real)):
                 return self.job(path)
             raise self.unknown(f"{path} is no Python and no script")
-        inner = _Finder(_shebang(head), self.environ)
-        inner.command = self.command
+        inner = _Finder(_shebang(head), self.environ, self)
         if os.path.basename(inner.argv[0]) in _SHELLS:
             self.argv = [inner.argv[0], path, *self.argv[1:]]
             return None
@@ -357,9 +358,7 @@ class _Finder:
                 raise self.unknown(f"the shell script starts {name}")
             path = find_program(os.path.expanduser(word), self.environ)
             if path and (_PYTHON.fullmatch(name) or "python" in _first_line(path)):
-                inner = _Finder([path], self.environ)
-                inner.command = self.command
-                job = inner.find()
+                job = _Finder([path], self.environ, self).find()
                 jobs[job.python, tuple(job.options)] = job
         if len(jobs) != 1:
             raise self.unknown(

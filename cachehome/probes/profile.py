@@ -66,7 +66,7 @@ def describe(
     reader = _Reader(environ)
     reader.read(list(argv))
     for path in files:
-        reader.content(path)
+        reader.files[os.path.basename(path)] = file_digest(path)
     part: dict[str, Any] = {"program": " > ".join(reader.programs), "arguments": reader.arguments}
     if "world_size" not in reader.layout and "processes_per_node" not in reader.layout:
         size = next((environ[name] for name in _SIZES if environ.get(name, "").isdigit()), None)
