@@ -14,6 +14,7 @@ contents are compared to the byte.
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import filecmp
 import json
@@ -216,7 +217,7 @@ class Bench:
         return run._replace(wall=record["call"], record=record)
 
     def environment(self, live: Path | None) -> dict[str, str]:
-        dropped = ("CACHEHOME", "TRITON_", "TORCHINDUCTOR_", "XDG_")
+        dropped = ("CACHEHOME", "TRITON_", "TORCHINDUCTOR_", "XDG_", "PYTHONDONTWRITEBYTECODE")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         own = {
             "HOME": self.base / "home",
@@ -393,6 +394,7 @@ def main(argv: list[str] | None = None) -> int:
     directory = (args.corpus or corpora.default_directory(args.kernels)).resolve()
     made = corpora.make(directory, args.kernels)
     base = Path(tempfile.mkdtemp(prefix="cachehome-sync-", dir=args.target)).resolve()
+    compileall.compile_dir(ROOT / "cachehome", quiet=1)  # as pip leaves an installed package
     try:
         about = machine(base)
         bench = Bench(base, directory, args.identity)

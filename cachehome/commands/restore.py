@@ -28,8 +28,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
+    import gc
+
     from cachehome.identity import identity
     from cachehome.sync.guard import restore
 
+    gc.disable()  # a short life with many small objects: collecting them would only cost time
     found = restore(settings, identity(settings), number=args.generation)
     return output.record(found, json_wanted=args.json)
