@@ -87,7 +87,7 @@ def _is_random(run: str) -> bool:
     """Letters of both cases and digits in no order. Words change their class less often; hex digests have one case."""
     if not (any(map(str.islower, run)) and any(map(str.isupper, run)) and any(map(str.isdigit, run))):
         return False
-    return len(_TURN.findall(run)) >= len(run) / 2
+    return len(_TURN.findall(run)) >= len(run) * (0.4 if len(run) >= 32 else 0.5)
 
 
 def text(value: str, environ: Mapping[str, str] | None = None) -> tuple[str, list[str]]:

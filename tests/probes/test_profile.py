@@ -53,7 +53,7 @@ EXAMPLES: dict[str, tuple[str, Part]] = {
     ),
     "torchrun": (
         (
-            "torchrun --nnodes 2 --nproc-per-node=8 --node_rank 0 --rdzv-endpoint=head:29500 --rdzv_id 77 /app/src/train.py"
+            "torchrun --nnodes 2 --nproc-per-node=8 --node_rank 0 --rdzv-endpoint=head:29500 --rdzv_id 77 /app/train.py"
             " --lr 1e-4 --bf16 --output_dir /out/77 --run-name exp-20261130-1201 --seed 3"
         ),
         {
@@ -110,8 +110,9 @@ EXAMPLES: dict[str, tuple[str, Part]] = {
     ),
     "megatron": (
         (
-            "torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2"
-            " --hidden-size 4096 --data-path 0.5 /data/a 0.5 /data/b --load /ckpt --save /ckpt --tensorboard-dir /tb"
+            "torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 4"
+            " --pipeline-model-parallel-size 2 --hidden-size 4096 --data-path 0.5 /data/a 0.5 /data/b --load /ckpt"
+            " --save /ckpt --tensorboard-dir /tb"
         ),
         {
             "program": "torchrun > pretrain_gpt.py",
