@@ -62,6 +62,10 @@ class NotWarm(CacheHomeError):
 class StoreError(CacheHomeError, OSError):
     """The store did not do what was asked. Fields: path or name, and errno where there is one."""
 
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.errno = fields.get("errno")  # OSError has it already, and would hide the field
+
 
 class StoreUnavailable(StoreError):
     """The store is missing, unreadable, read-only, full, or does not answer."""
