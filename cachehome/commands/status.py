@@ -88,9 +88,9 @@ def _nameless() -> list[str]:
     except (KeyError, OSError, ImportError):
         version = home.torch_version().split(".")
         if version[:1] == ["2"] and version[1:2] and version[1].isdigit() and int(version[1]) < 13:
+            user = os.getuid()
             return [
-                f"user {os.getuid()} has no name, and importing torch {'.'.join(version)} fails without one,"
-                f" whatever the cache variables say: export LOGNAME=u{os.getuid()}"
+                f"user {user} has no name, without which torch {'.'.join(version)} fails: export LOGNAME=u{user}"
             ]
     return []
 
