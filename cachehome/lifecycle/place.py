@@ -1,0 +1,156 @@
+"""Where a job's caches live on this node: its identity, its directories, and the environment that says so.
+
+ROOT/<host tag>/<build8>/identity-<hash>.json    the identity that the job's processes are handed down,
+                                                 kept: a later
+                                                 agent salvages by it what a killed one left
+ROOT/.node/                                      what the processes of this node agree on (`node`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cachehome import families, home
+from cachehome.identity import Identity, identity
+from cachehome.lifecycle.node import Step
+from cachehome.lifecycle.transfer import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cachehome.lifecycle.transfer import Action
+    from cachehome.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One set of live directories of one identity, on this node."""
+
+    settings: Settings
+    identity: Identity
+    identity_file: str
+    environ: dict[str, str]
+    """The whole environment of a process that is to use it."""
+    variables: dict[str, str]
+    """What of that environment we set."""
+    directories: dict[str, str]
+    """Family to live directory in effect, an exported one included."""
+    live: str | None
+    slot: str
+    state: str | None
+    notes: tuple[str, ...] = ()
+    """What a user should know of all that."""
+
+    @property
+    def private(self) -> bool:
+        """Whether all directories bear this build in their path, so that no other one can have worked there."""
+        return self.live is not None and all(
+            os.path.commonpath([self.live, path]) == self.live for path in self.directories.values()
+        )
+
+    def restore(self, seconds: float, *, since: float) -> Step:
+        """Begin to restore, unless another process of this node has done so after *since*."""
+        return self._step("restore", seconds, since=since, modest=False)
+
+    def publish(self, seconds: float) -> Step:
+        """Begin to publish, at low priority."""
+        # What was never stamped is ours all the same: the store was away when it should have been.
+        adopt = ["--adopt"] if self.private else []
+        at_once = self.settings.publish_tasks_per_node
+        # The worker's own limit comes first: it can say what it has done.
+        settings = self.settings.replace(publish_budget_seconds=max(1.0, seconds))
+        return self._step("publish", seconds, arguments=adopt, at_once=at_once, settings=settings)
+
+    def _step(
+        self, action: Action, seconds: float, *, settings: Settings | None = None, **options: Any
+    ) -> Step:
+        return Step(
+            action,
+            environment(self.environ, settings or self.settings),
+            self.directories.values(),
+            state=self.state,
+            seconds=seconds,
+            identity=self.identity_file,
+            key=f"{self.identity.build_key}/{self.identity.profile_key}",
+            **options,
+        )
+
+
+def prepare(
+    settings: Settings,
+    environ: Mapping[str, str],
+    *,
+    command: Sequence[str] | None = None,
+    slot: str | None = None,
+) -> Place:
+    """The place of *command* (None: of this process) under *environ*. Raises `CacheHomeError`."""
+    return place_of(settings, identity(settings, environ, command), environ, slot=slot)
+
+
+def place_of(
+    settings: Settings, who: Identity, environ: Mapping[str, str], *, slot: str | None = None
+) -> Place:
+    """The place of the identity *who*, for the worker *slot* (None: the slot of the settings)."""
+    if slot is not None:
+        settings = settings.replace(slot=slot)
+    found = home.resolve(
+        environment(environ, settings),
+        build8=who.build8,
+        families=_chosen(settings),
+        local=settings.local or None,
+        slot=settings.slot or None,
+        make=True,
+    )
+    job = dict(environ)
+    home.apply(found, job)
+    level = os.path.dirname(found.live) if found.live and found.slot else found.live
+    job["CACHEHOME_IDENTITY"] = _keep(who, level)
+    if slot is not None:
+        job["CACHEHOME_SLOT"] = slot
+    return Place(
+        settings=settings,
+        identity=who,
+        identity_file=job["CACHEHOME_IDENTITY"],
+        environ=job,
+        variables={name: value for name, value in job.items() if environ.get(name) != value},
+        directories=found.directories,
+        live=found.live,
+        slot=found.slot,
+        state=os.path.join(found.root, ".node") if found.root else None,
+        notes=(*found.notes, *([found.reason] if found.root is None or found.skipped else ())),
+    )
+
+
+def _chosen(settings: Settings) -> list[families.Family]:
+    """The rows of the catalogue that *settings* ask for, those of plug-ins included."""
+    rows = families.catalogue(plugins=True).values()
+    return [row for row in rows if (row.name in settings.families if settings.families else row.default)]
+
+
+def _keep(who: Identity, directory: str | None) -> str:
+    """A private file with the identity, beside its live directories if there are any. The same one each time."""
+    text = who.to_json().encode()
+    name = f"identity-{hashlib.sha256(text).hexdigest()[:16]}.json"
+    for place in filter(None, (directory, os.path.join(tempfile.gettempdir(), f"cachehome-{os.getuid()}"))):
+        path = os.path.join(place, name)
+        with contextlib.suppress(OSError):
+            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+                if file.read() == text and os.fstat(file.fileno()).st_uid == os.getuid():
+                    return path
+            os.makedirs(place, mode=0o700, exist_ok=True)
+            if os.stat(place).st_uid != os.getuid():
+                continue
+            descriptor, temporary = tempfile.mkstemp(prefix=".", dir=place)
+            with open(descriptor, "wb") as file:
+                file.write(text)
+            os.replace(temporary, path)
+            return path
+    descriptor, path = tempfile.mkstemp(prefix="cachehome-identity-", suffix=".json")
+    with open(descriptor, "wb") as file:
+        file.write(text)
+    return path
