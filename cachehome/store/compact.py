@@ -204,7 +204,9 @@ class _Compacted:
 
     def _take(self, writer: Writer, key: Key, entry: Entry, base: Manifest) -> bool:
         """Add *entry*; whether it has moved."""
-        places = [self.moved.get((_place(base, file), _origin(base, base.packs[file.pack]))) for file in entry.files]
+        places = [
+            self.moved.get((_place(base, file), _origin(base, base.packs[file.pack]))) for file in entry.files
+        ]
         if any(place is None for place in places):
             writer.take({key: entry}, base.packs, base.origins)
             return False

@@ -225,8 +225,8 @@ def _floor(profile: _Profile, rules: Rules) -> int:
 def _idle_seconds(store: Store, build: str, profile: _Profile) -> float:
     """Seconds since somebody is known to have used the profile."""
     known = list(profile.ages.values())
-    known += _ages(store, f"{build}/profiles/{profile.name}", "used", "identity.json").values()
-    return min(known, default=0.0)
+    known += _ages(store, f"{build}/profiles/{profile.name}", "used", "identity.json", "CURRENT").values()
+    return min(known, default=float("inf"))
 
 
 def _ages(store: Store, prefix: str, *names: str) -> dict[str, float]:

@@ -91,7 +91,9 @@ def decode(name: str, data: bytes, verify: Any = None) -> Denied:
 
     try:
         document = orjson.loads(unseal(name, data, verify))
-        rows = frozenset((str(family), str(entry), str(found)) for family, entry, found in document["entries"])
+        rows = frozenset(
+            (str(family), str(entry), str(found)) for family, entry, found in document["entries"]
+        )
         expires = document["expires"]
         return Denied(
             label=name.rpartition("/")[2],

@@ -189,7 +189,9 @@ class Store(Reader):
             proposal = propose(head, head.highest + 1, gone)
             if proposal is None:
                 if base is None:
-                    raise NotInStore(f"{build[:8]}/{profile} has no generation", name=f"{build}/profiles/{profile}")
+                    raise NotInStore(
+                        f"{build[:8]}/{profile} has no generation", name=f"{build}/profiles/{profile}"
+                    )
                 settled = base
             else:
                 if time.monotonic() > deadline:

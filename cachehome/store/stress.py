@@ -156,7 +156,9 @@ class Stress:
     def run(self, *, join: bool = False) -> Report:
         """Do it, and say how it went. *join*: take part in what another host has begun. Raises `StoreError`."""
         if join and not self.scratch.list("members"):
-            raise NotInStore("nobody has begun a stress test there: start one without --join first", name=SCRATCH)
+            raise NotInStore(
+                "nobody has begun a stress test there: start one without --join first", name=SCRATCH
+            )
         if not join:
             self._clear()
         me = f"members/{os.uname().nodename}-{os.getpid()}"

@@ -47,7 +47,10 @@ def _row(family: Family, live: Live, entry: LocalEntry, table: dict[str, list[An
         path = entry.name + file.suffix
         have = known(table, path, file)
         if not have:
-            with contextlib.suppress(OSError, ValueError), open(os.path.join(live.directory, path), "rb") as opened:
+            with (
+                contextlib.suppress(OSError, ValueError),
+                open(os.path.join(live.directory, path), "rb") as opened,
+            ):
                 have = hashlib.sha256(portable.canonical(path, opened.read())).hexdigest()
                 table[path] = row(file, have)
         files.append(File(file.suffix, file.size, file.mode, have, 0, 0))

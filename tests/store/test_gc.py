@@ -1,0 +1,410 @@
+"""Retention and compaction."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from faults import Fault, Faulty, MemoryBackend
+from lab import BUILD, Lab
+
+from cachehome.errors import NotInStore, StoreUnavailable
+from cachehome.store import gc, marks
+from cachehome.store.compact import compact, survey
+from cachehome.store.store import Store
+from cachehome.store.stress import check
+
+DAY = 86_400.0
+RULES = gc.Rules(keep_generations=2, keep_seconds=100.0, keep_idle_seconds=1000.0)
+ROOT = f"cachehome-v1/{BUILD}"
+
+
+def many(lab: Lab, count: int, profile: str = "p") -> None:
+    for number in range(count):
+        lab.publish(profile=profile, **{f"{profile}{number}": "x" * number})
+
+
+def whole(lab: Lab, profile: str = "p") -> None:
+    """The newest generation holds, byte for byte."""
+    found = lab.store.newest(BUILD, profile)
+    assert found is not None
+    check(lab.store, found.manifest)
+
+
+def test_young_generations_stay_whatever_their_number(lab: Lab) -> None:
+    many(lab, 5)
+    assert gc.plan(lab.store, BUILD, RULES).empty
+
+
+def test_the_newest_stay_whatever_their_age(lab: Lab, memory: MemoryBackend) -> None:
+    many(lab, 5)
+    memory.now += 200
+    plan = gc.plan(lab.store, BUILD, RULES)
+    assert [item.name[-8:] for item in plan.generations] == ["00000001", "00000002", "00000003"]
+    assert lab.numbers() == [1, 2, 3, 4, 5]  # a plan is only a plan
+    gc.apply(lab.store, plan)
+    assert lab.numbers() == [4, 5]
+    whole(lab)
+
+
+def test_generations_go_in_ascending_order(lab: Lab, memory: MemoryBackend) -> None:
+    many(lab, 6)
+    memory.now += 200
+    backend = Faulty(memory)
+    gc.prune(Store(backend), BUILD, RULES)  # type: ignore[arg-type]
+    deleted = [name for verb, name in backend.calls if verb == "delete" and "generations" in name]
+    assert deleted == sorted(deleted)
+    assert len(deleted) == 4
+
+
+def test_a_young_stray_below_keeps_what_is_above_it(lab: Lab, memory: MemoryBackend) -> None:
+    many(lab, 6)
+    memory.delete(f"{ROOT}/profiles/p/generations/00000002")
+    memory.now += 200
+    memory.put(f"{ROOT}/profiles/p/generations/00000002", b"a stray")
+    gc.prune(lab.store, BUILD, RULES)
+    assert lab.numbers() == [2, 3, 4, 5, 6]
+
+
+def test_generations_that_can_not_be_read_do_not_count(lab: Lab, memory: MemoryBackend) -> None:
+    many(lab, 5)
+    for number in (4, 5):
+        memory.names[f"{ROOT}/profiles/p/generations/{number:08d}"] = (b"?", 0.0)
+    memory.now += 200
+    gc.prune(lab.store, BUILD, RULES)
+    assert lab.numbers() == [2, 3, 4, 5]
+    whole(lab)
+
+
+def test_packs_go_two_graces_after_their_last_generation(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+    lost = lab.pack("p", "a")
+    lab.publish(b="2", lost=(lost,))  # generation 2 no longer names it
+    lab.publish(c="3")
+    memory.now += 200
+    gc.prune(lab.store, BUILD, RULES)
+    assert lab.numbers() == [2, 3]
+    assert lost in lab.store.packs(BUILD)
+    assert memory.list(f"{ROOT}/condemned") == [lost]
+    memory.now += 50
+    gc.prune(lab.store, BUILD, RULES)
+    assert lost in lab.store.packs(BUILD)
+    memory.now += 60
+    done = gc.prune(lab.store, BUILD, RULES)
+    assert lost not in lab.store.packs(BUILD)
+    assert [item.name for item in done.packs] == [f"{BUILD}/packs/{lost}.tar.zst"]
+    assert memory.list(f"{ROOT}/condemned") == []
+    whole(lab)
+
+
+def test_an_old_mark_does_not_count(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+    pack = lab.pack("p", "a")
+    memory.put(f"{ROOT}/condemned/{pack}", b"")  # set by a collector that did not see the commit
+    memory.now += 200
+    lab.publish(b="2", lost=(pack,))
+    lab.publish(c="3")
+    memory.now += 200
+    gc.prune(lab.store, BUILD, RULES)
+    gc.prune(lab.store, BUILD, RULES)
+    assert pack in lab.store.packs(BUILD)  # its grace begins when its last generation goes
+
+
+def test_a_mark_on_a_named_pack_is_taken_off(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+    memory.put(f"{ROOT}/condemned/{lab.pack('p', 'a')}", b"")
+    memory.now += 200
+    gc.prune(lab.store, BUILD, RULES)
+    assert memory.list(f"{ROOT}/condemned") == []
+    whole(lab)
+
+
+def test_a_pack_that_is_named_between_plan_and_deletion_stays(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+    lost = lab.pack("p", "a")
+    lab.publish(b="2", lost=(lost,))
+    lab.publish(c="3")
+    for _ in range(2):
+        memory.now += 200
+        plan = gc.plan(lab.store, BUILD, RULES)
+        if plan.packs:
+            # a publisher without the mark's removal: only the manifest tells
+            marks_there = memory.names[f"{ROOT}/condemned/{lost}"]
+            lab.publish(a="1")
+            memory.names[f"{ROOT}/condemned/{lost}"] = marks_there
+        gc.apply(lab.store, plan)
+    assert lost in lab.store.packs(BUILD)
+    whole(lab)
+
+
+def test_another_profile_or_a_pin_keeps_a_pack(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+    lab.publish(profile="q", a="1")
+    pack = lab.pack("p", "a")
+    lab.publish(profile="r", z="9")
+    pinned = lab.pack("r", "z")
+    assert lab.store.pin(BUILD, "r", 1, "release")
+    lab.publish(profile="r", b="2", lost=(pinned,))
+    for _ in range(5):
+        memory.now += 400
+        memory.put(f"{ROOT}/profiles/q/used", b"")
+        gc.prune(lab.store, BUILD, RULES)
+    assert lab.store.profiles(BUILD) == ["q"]
+    assert lab.store.packs(BUILD) == {pack, pinned}
+    check(lab.store, lab.store.pins(BUILD)["release"].manifest)
+    assert lab.store.find(BUILD, "r", 1).number == 1
+    lab.store.unpin(BUILD, "release")
+    for _ in range(2):
+        memory.now += 400
+        memory.put(f"{ROOT}/profiles/q/used", b"")
+        gc.prune(lab.store, BUILD, RULES)
+    assert lab.store.packs(BUILD) == {pack}
+
+
+def test_an_idle_build_goes_whole(lab: Lab, memory: MemoryBackend) -> None:
+    lab.store.add_identity(BUILD, "p", b"{}", b"{}")
+    many(lab, 3)
+    lab.store.touch(BUILD, "p")
+    lab.store.deny(BUILD, marks.Denied("x", marks.QUARANTINE, frozenset({("f", "n", "d")})))
+    memory.put(f"{ROOT}/packs/.tmp-1", b"left")
+    for _ in range(3):
+        memory.now += 5000
+        gc.prune(lab.store, BUILD, RULES)
+    assert memory.names == {}
+
+
+def test_a_profile_in_use_stays(lab: Lab, memory: MemoryBackend) -> None:
+    many(lab, 1)
+    for _ in range(5):
+        memory.now += 900
+        lab.store.backend.put(f"{BUILD}/profiles/p/used", b"")
+        gc.prune(lab.store, BUILD, RULES)
+    assert lab.numbers() == [1]
+    whole(lab)
+
+
+def test_a_profile_that_is_used_again_after_the_plan_stays(lab: Lab, memory: MemoryBackend) -> None:
+    many(lab, 2)
+    memory.now += 5000
+    plan = gc.plan(lab.store, BUILD, RULES)
+    assert plan.idle == ("p",)
+    lab.store.touch(BUILD, "p")
+    gc.apply(lab.store, plan)
+    assert lab.numbers() == [1, 2]
+    whole(lab)
+
+
+def test_uses_are_noted_once_a_day(lab: Lab, memory: MemoryBackend) -> None:
+    backend = Faulty(memory)
+    store = Store(backend)  # type: ignore[arg-type]
+    for _ in range(100):
+        memory.now += DAY / 100
+        store.touch(BUILD, "p")
+    assert 1 <= backend.count("put") <= 3
+
+
+def test_a_reader_that_may_not_write_goes_on(lab: Lab, memory: MemoryBackend) -> None:
+    store = Store(Faulty(memory, Fault("before", 0, "put")))  # type: ignore[arg-type]
+    store.touch(BUILD, "p")
+
+
+def test_what_killed_writers_left_goes(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+    memory.put(f"{ROOT}/packs/.tmp-old", b"x" * 1000)
+    memory.put(f"{ROOT}/profiles/p/generations/.tmp-old", b"x")
+    memory.now += 4000
+    memory.put(f"{ROOT}/packs/.tmp-young", b"x")
+    lab.store.touch(BUILD, "p")
+    plan = gc.plan(lab.store, BUILD, RULES)
+    assert sum(item.bytes for item in plan.temporaries) == 1001
+    gc.apply(lab.store, plan)
+    assert memory.temporaries("") == {f"{ROOT}/packs/.tmp-young"}
+
+
+def test_expired_lists_go(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+    rows = frozenset({("f", "n", "d")})
+    lab.store.deny(BUILD, marks.Denied("old", marks.EVICTED, rows, expires=time.time() - 1))
+    lab.store.deny(BUILD, marks.Denied("new", marks.EVICTED, rows, expires=time.time() + 1000))
+    memory.put(f"{ROOT}/denied/broken", b"?")
+    gc.prune(lab.store, BUILD, RULES)
+    assert sorted(memory.list(f"{ROOT}/denied")) == ["broken", "new"]
+
+
+def test_manifests_that_we_may_not_read_stop_the_collection_of_packs(lab: Lab, memory: MemoryBackend) -> None:
+    many(lab, 3)
+    memory.now += 200
+
+    class Private(Faulty):
+        def __getattr__(self, verb: str) -> object:
+            def get(name: str, *args: int) -> bytes:
+                from cachehome.errors import Untrusted
+
+                if name.endswith("00000003"):
+                    raise Untrusted("cannot read", reason="unreadable")
+                return self.backend.get(name, *args)
+
+            return get if verb == "get" else super().__getattr__(verb)
+
+    plan = gc.plan(Store(Private(memory)), BUILD, RULES)  # type: ignore[arg-type]
+    assert plan.condemn == ()
+
+
+def test_two_collectors_at_once(lab: Lab, memory: MemoryBackend) -> None:
+    many(lab, 6)
+    memory.now += 200
+    plans = [gc.plan(lab.store, BUILD, RULES) for _ in range(2)]
+    for plan in plans:
+        gc.apply(lab.store, plan)
+    assert lab.numbers() == [5, 6]
+    whole(lab)
+
+
+def test_on_the_way_once_a_day(lab: Lab, memory: MemoryBackend) -> None:
+    many(lab, 5)
+    assert gc.on_the_way(lab.store, BUILD, RULES) is None
+    memory.now += 2 * DAY
+    lab.store.backend.put(f"{BUILD}/profiles/p/used", b"")
+    assert gc.on_the_way(lab.store, BUILD, RULES) is not None
+    assert lab.numbers() == [4, 5]
+    assert gc.on_the_way(lab.store, BUILD, RULES) is None
+
+
+def test_a_failing_prune_does_not_fail_a_publication(lab: Lab, memory: MemoryBackend) -> None:
+    many(lab, 5)
+    gc.on_the_way(lab.store, BUILD, RULES)
+    memory.now += 2 * DAY
+    for at in range(40):
+        gc.on_the_way(Store(Faulty(memory, Fault("before", at))), BUILD, RULES)  # type: ignore[arg-type]
+    whole(lab)
+
+
+# -- compaction -------------------------------------------------------------------------------------------------
+
+
+def run(lab: Lab, **options: object) -> object:
+    return compact(lab.store, BUILD, deadline=time.monotonic() + 30, **options)  # type: ignore[arg-type]
+
+
+def test_many_packs_become_one_an_origin(lab: Lab, memory: MemoryBackend) -> None:
+    many(lab, 8)
+    many(lab, 3, "q")
+    before = {profile: lab.names(profile) for profile in ("p", "q")}
+    assert run(lab) is not None
+    for profile, names in before.items():
+        assert lab.names(profile) == names
+        whole(lab, profile)
+        found = lab.store.newest(BUILD, profile)
+        assert found is not None
+        assert len(found.manifest.packs) == 1
+        assert {e.since for e in found.manifest.entries.values()} == set(range(1, len(names) + 1))
+    assert survey(lab.store, BUILD) is None
+    assert run(lab) is None
+
+
+def test_generations_before_a_compacted_one_stay_for_their_age_only(lab: Lab, memory: MemoryBackend) -> None:
+    many(lab, 5)
+    run(lab)
+    for _ in range(3):
+        memory.now += 150
+        gc.prune(lab.store, BUILD, RULES)
+    assert lab.numbers() == [6]
+    assert len(lab.store.packs(BUILD)) == 1
+    whole(lab)
+
+
+def test_a_bound_drops_what_was_used_longest_ago_and_it_does_not_come_back(
+    lab: Lab, memory: MemoryBackend
+) -> None:
+    noise = {f"e{n}": "".join(chr(33 + (n * 37 + i * i) % 90) for i in range(3000)) for n in range(8)}
+    for name, content in noise.items():
+        lab.publish(**{name: content})
+    lab.publish(profile="busy", e0=noise["e0"])
+    memory.now += 500
+    lab.store.backend.put(f"{BUILD}/profiles/busy/used", b"")
+    lab.store.backend.put(f"{BUILD}/profiles/p/used", b"")
+    memory.now += 100
+    lab.store.backend.put(f"{BUILD}/profiles/busy/used", b"")
+    total = sum(pack.size for pack in lab.store.newest(BUILD, "p").manifest.packs)  # type: ignore[union-attr]
+    done = run(lab, limit=total // 2, deny_seconds=1000.0)
+    left = lab.names()
+    assert "e0" in left  # the busy profile uses it
+    assert "e7" in left
+    assert "e1" not in left  # introduced first
+    dropped = {f"e{n}" for n in range(8)} - left
+    assert {name for _, name, _ in done.dropped} == dropped  # type: ignore[attr-defined]
+    whole(lab)
+    whole(lab, "busy")
+    for name in dropped:  # a live directory that still holds them
+        _generation, ours = lab.publish(**{name: noise[name]})
+        assert not ours
+    assert lab.names() == left
+    lab.publish(e1="other bytes")
+    assert "e1" in lab.names()
+    assert not lab.store.denied(BUILD).bad(next(iter(done.dropped)))  # type: ignore[attr-defined]
+
+
+def test_what_comes_while_packs_are_written_is_kept(lab: Lab, memory: MemoryBackend) -> None:
+    many(lab, 4)
+    store = Store(Faulty(memory, Fault("call", 0, "put_new", lambda: lab.publish(late="1"))))  # type: ignore[arg-type]
+    compact(store, BUILD, deadline=time.monotonic() + 30)
+    assert "late" in lab.names()
+    whole(lab)
+
+
+def test_a_line_with_a_lost_pack_is_not_compacted(lab: Lab, memory: MemoryBackend) -> None:
+    many(lab, 4)
+    memory.delete(f"{ROOT}/packs/{lab.pack('p', 'p1')}.tar.zst")
+    assert run(lab) is None
+
+
+def test_damage_is_not_carried_on(lab: Lab, memory: MemoryBackend) -> None:
+    many(lab, 4)
+    name = f"{ROOT}/packs/{lab.pack('p', 'p1')}.tar.zst"
+    data = bytearray(memory.get(name))
+    data[-1] ^= 1
+    memory.put(name, bytes(data))
+    from cachehome.errors import IntegrityError
+
+    with pytest.raises(IntegrityError):
+        run(lab)
+    assert lab.numbers() == [1, 2, 3, 4]
+
+
+# -- faults -----------------------------------------------------------------------------------------------------
+
+
+def test_every_call_of_a_prune_may_fail() -> None:
+    """Whatever fails, or is done and answered with an error: what is kept can be read, and the next prune ends it."""
+    cases = 0
+    for how in ("before", "after"):
+        at = 0
+        while True:
+            memory = MemoryBackend()
+            lab = Lab(memory)
+            many(lab, 4)
+            lost = lab.pack("p", "p0")
+            lab.publish(last="1", lost=(lost,))
+            lab.publish(one_more="1")
+            lab.publish(profile="idle", a="1")
+            memory.now += 200
+            gc.prune(lab.store, BUILD, RULES)
+            memory.now += 950
+            memory.put(f"{ROOT}/profiles/p/used", b"")
+            backend = Faulty(memory, Fault(how, at))
+            try:
+                gc.prune(Store(backend), BUILD, RULES)  # type: ignore[arg-type]
+            except (StoreUnavailable, NotInStore):
+                pass
+            if backend.count() <= at:
+                break
+            cases += 1
+            whole(lab)
+            for _ in range(2):
+                memory.now += 200
+                gc.prune(lab.store, BUILD, RULES)
+            assert lab.store.profiles(BUILD) == ["p"], at
+            assert lost not in lab.store.packs(BUILD)
+            whole(lab)
+            at += 1
+    assert cases > 80, cases

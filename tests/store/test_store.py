@@ -1,0 +1,398 @@
+"""The commit protocol, step by step: each test is a schedule that goes wrong if one step is left out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from faults import Fault, Faulty, MemoryBackend
+from lab import BUILD, Lab
+
+from cachehome.errors import CommitConflict, IntegrityError, NotInStore, StoreUnavailable
+from cachehome.store import gc
+from cachehome.store.memory import Memory
+from cachehome.store.store import Store
+from cachehome.store.stress import addition
+
+G = f"cachehome-v1/{BUILD}/profiles/p/generations"
+
+
+def faulty(lab: Lab, *faults: Fault) -> tuple[Store, Faulty]:
+    backend = Faulty(lab.backend, *faults)  # type: ignore[arg-type]
+    return Store(backend), backend  # type: ignore[arg-type]
+
+
+def test_each_publication_adds_to_the_one_before(lab: Lab) -> None:
+    assert lab.publish(a="1") == (lab.store.newest(BUILD, "p"), True)
+    generation, ours = lab.publish(b="2")
+    assert (generation.number, ours, lab.names()) == (2, True, {"a", "b"})
+    assert generation.manifest.entries["stress", "a"].since == 1
+    assert generation.manifest.parent == lab.store.read(BUILD, "p", 1).sha256
+
+
+def test_nothing_new_makes_no_generation(lab: Lab) -> None:
+    lab.publish(a="1")
+    generation, ours = lab.publish(a="1")
+    assert (generation.number, ours, lab.numbers()) == (1, False, [1])
+
+
+def test_the_first_bytes_of_an_entry_stay(lab: Lab) -> None:
+    lab.publish(a="1")
+    first = lab.pack("p", "a")
+    assert lab.publish(a="2")[1] is False
+    assert lab.pack("p", "a") == first
+
+
+def test_a_rival_is_built_upon(lab: Lab) -> None:
+    store, _backend = faulty(lab, Fault("call", 0, "put_new", lambda: lab.publish(rival="1")))
+    generation, ours = lab.publish(store, mine="2")
+    assert (generation.number, ours, lab.names()) == (2, True, {"rival", "mine"})
+
+
+def test_two_rivals_that_bring_the_same_make_one_generation(lab: Lab) -> None:
+    store, _ = faulty(lab, Fault("call", 0, "put_new", lambda: lab.publish(a="1")))
+    generation, ours = lab.publish(store, a="1")
+    assert (generation.number, ours, lab.numbers()) == (1, False, [1])
+
+
+@pytest.mark.parametrize("how", ["lost", "after"])
+def test_a_lost_reply_is_a_commit(lab: Lab, how: str) -> None:
+    store, _ = faulty(lab, Fault(how, 0, "put_new"))
+    generation, ours = lab.publish(store, a="1")
+    assert (generation.number, ours, lab.numbers()) == (1, True, [1])
+
+
+def test_a_lost_reply_that_can_not_be_read_back_at_once_is_still_ours(lab: Lab) -> None:
+    # The first get after the creation says that it is not there: a cached answer.
+    store, _backend = faulty(lab, Fault("lost", 0, "put_new"), Fault("lost", 0, "get"))
+    generation, ours = lab.publish(store, a="1")
+    assert (generation.number, ours, lab.numbers()) == (1, True, [1])
+
+
+def test_a_commit_that_failed_is_an_error_and_leaves_nothing(lab: Lab) -> None:
+    store, _ = faulty(lab, Fault("before", 0, "put_new"))
+    with pytest.raises(StoreUnavailable):
+        lab.publish(store, a="1")
+    assert lab.numbers() == []
+
+
+def test_a_number_freed_by_prune_is_no_commit(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+
+    def meanwhile() -> None:  # others go on, and a collector frees the number that is about to be created
+        for name in ("b", "c", "d"):
+            lab.publish(**{name: name})
+        for number in (1, 2, 3):
+            memory.delete(f"{G}/{number:08d}")
+
+    store, _ = faulty(lab, Fault("call", 0, "put_new", meanwhile))
+    generation, ours = lab.publish(store, mine="2")
+    assert ours
+    assert generation.number == 5
+    assert lab.names() == {"a", "b", "c", "d", "mine"}
+
+
+def test_the_base_must_still_be_there_where_listings_lag(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+
+    def meanwhile() -> None:
+        for name in ("b", "c", "d"):
+            lab.publish(**{name: name})
+        for number in (1, 2, 3):
+            memory.delete(f"{G}/{number:08d}")
+
+    class Lagging(Faulty):
+        stale = True
+
+        def __getattr__(self, verb: str) -> object:
+            if verb == "list" and self.stale and self.count("put_new"):
+                self.stale = False  # one listing after the creation shows what was known, and our own name
+                return lambda name: ["00000001", "00000002"]
+            return super().__getattr__(verb)
+
+    backend = Lagging(lab.backend, Fault("call", 0, "put_new", meanwhile))
+    generation, ours = lab.publish(Store(backend), mine="2")
+    assert (generation.number, ours) == (5, True)
+    assert lab.names() == {"a", "b", "c", "d", "mine"}
+
+
+def test_a_listing_that_does_not_show_the_winner(lab: Lab) -> None:
+    class Lagging(Faulty):
+        def __getattr__(self, verb: str) -> object:
+            if verb == "list":
+                return lambda name: [] if name.endswith("generations") else self.backend.list(name)
+            return super().__getattr__(verb)
+
+    for name in ("a", "b", "c"):
+        lab.publish(**{name: name})
+    generation, ours = lab.publish(Store(Lagging(lab.backend)), mine="2")
+    assert (generation.number, ours, lab.names()) == (4, True, {"a", "b", "c", "mine"})
+
+
+def test_a_generation_that_is_listed_and_not_yet_to_be_seen_is_waited_for(lab: Lab) -> None:
+    lab.publish(a="1")
+    lab.publish(b="2")
+    store, _ = faulty(lab, *(Fault("lost", at, "get") for at in range(3)))
+    assert lab.publish(store, c="3")[0].number == 3
+    assert lab.names() == {"a", "b", "c"}
+
+
+def test_a_damaged_generation_is_built_over(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+    lab.publish(b="2")
+    memory.names[f"{G}/00000002"] = (b"rubbish", 0.0)
+    assert lab.names() == {"a"}
+    assert lab.publish(b="2")[0].number == 3
+    assert lab.names() == {"a", "b"}
+
+
+def test_all_generations_damaged(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+    memory.names[f"{G}/00000001"] = (b"", 0.0)
+    assert lab.store.newest(BUILD, "p") is None
+    assert lab.publish(a="1")[0].number == 2
+    assert lab.names() == {"a"}
+
+
+def test_one_read_that_is_cut_short_does_not_make_a_generation_damaged(lab: Lab) -> None:
+    lab.publish(a="1")
+
+    class Short(Faulty):
+        left = 1
+
+        def __getattr__(self, verb: str) -> object:
+            if verb == "get" and self.left:
+                self.left -= 1
+                return lambda name, *_: self.backend.get(name)[:-10]
+            return super().__getattr__(verb)
+
+    assert lab.publish(Store(Short(lab.backend)), b="2")[0].number == 2
+    assert lab.names() == {"a", "b"}
+
+
+def test_a_young_generation_that_can_not_be_read_is_not_built_over(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+
+    class Unreadable(Faulty):
+        def __getattr__(self, verb: str) -> object:
+            def refuse(name: str, *_: object) -> bytes:
+                raise IntegrityError(
+                    f"cannot read {name}: Input/output error", name=name, reason="unreadable"
+                )
+
+            return refuse if verb == "get" else super().__getattr__(verb)
+
+    with pytest.raises(StoreUnavailable, match="tries again"):
+        lab.publish(Store(Unreadable(lab.backend)), b="2")
+    memory.now = 7200.0
+    assert lab.publish(Store(Unreadable(lab.backend)), b="2")[0].number == 2
+
+
+def test_holes_and_strays_are_legal(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+    lab.publish(b="2")
+    lab.publish(c="3")
+    memory.delete(f"{G}/00000002")
+    for stray in ("7", "0000000x", "1.tmp", "README", "99999999.bak"):
+        memory.put(f"{G}/{stray}", b"?")
+    assert lab.numbers() == [1, 3]
+    assert lab.publish(d="4")[0].number == 4
+
+
+def test_numbers_have_no_upper_end(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+    manifest = replace(lab.store.read(BUILD, "p", 1).manifest, number=99_999_999)
+    from cachehome.store.manifest import encode
+
+    memory.put(f"{G}/99999999", encode(manifest))
+    assert lab.publish(b="2")[0].number == 100_000_000
+    assert lab.publish(c="3")[0].number == 100_000_001
+
+
+def test_current_never_decides(lab: Lab, memory: MemoryBackend) -> None:
+    current = f"cachehome-v1/{BUILD}/profiles/p/CURRENT"
+    lab.publish(a="1")
+    for hint in (b"9\n", b"", b"\xff\0", b"-1"):
+        memory.put(current, hint)
+        assert lab.names() == {"a"}
+    memory.delete(current)
+    assert lab.publish(b="2")[0].number == 2
+    assert memory.get(current) == b"2\n"
+
+
+def test_the_deadline_ends_it(lab: Lab) -> None:
+    lab.publish(a="1")
+    with pytest.raises(CommitConflict, match="gave up"):
+        lab.publish(b="2", seconds=-1)
+    assert lab.numbers() == [1]
+
+
+def test_rivals_that_always_win_end_at_the_deadline(lab: Lab) -> None:
+    numbers = iter(range(100))
+    rivals = [
+        Fault("call", at, "put_new", lambda: lab.publish(**{f"r{next(numbers)}": "x"})) for at in range(100)
+    ]
+    store, _ = faulty(lab, *rivals)
+    begin = time.monotonic()
+    with pytest.raises(CommitConflict):
+        lab.publish(store, mine="2", seconds=0.3)
+    assert time.monotonic() - begin < 30
+
+
+# -- packs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_pack_that_goes_before_the_commit_is_stored_again(lab: Lab, memory: MemoryBackend) -> None:
+    pack = addition({"a": b"1"})[0].packs[0]
+    name = f"cachehome-v1/{BUILD}/{pack.name}"
+    store, _ = faulty(lab, Fault("call", 0, "put_new", lambda: memory.delete(name)))
+    lab.publish(store, a="1")
+    assert name in memory.names
+
+
+def test_a_pack_of_the_base_that_has_gone_is_left_out_of_the_line(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+    lab.publish(b="2")
+    memory.delete(f"cachehome-v1/{BUILD}/packs/{lab.pack('p', 'a')}.tar.zst")
+    generation, ours = lab.publish(c="3")
+    assert ours
+    assert lab.names() == {"b", "c"}
+    assert generation.number == 4  # 3 was committed before it was noticed
+    lab.publish(a="1")
+    assert lab.names() == {"a", "b", "c"}
+
+
+def test_a_publisher_takes_its_pack_back_from_the_collector(lab: Lab, memory: MemoryBackend) -> None:
+    new, stored = addition({"a": b"1"})
+    memory.put(f"cachehome-v1/{BUILD}/{new.packs[0].name}", stored)  # a killed writer left it
+    rules = gc.Rules(2, 100.0, 1e9)
+    gc.prune(lab.store, BUILD, rules)
+    condemned = f"cachehome-v1/{BUILD}/condemned/{new.packs[0].sha256}"
+    assert condemned in memory.names
+    memory.now += 200
+    lab.publish(a="1")
+    assert condemned not in memory.names
+    gc.prune(lab.store, BUILD, rules)
+    assert lab.store.packs(BUILD) == {new.packs[0].sha256}
+
+
+def test_a_pack_that_is_deleted_while_it_is_taken_back_is_stored_again(
+    lab: Lab, memory: MemoryBackend
+) -> None:
+    new, stored = addition({"a": b"1"})
+    memory.put(f"cachehome-v1/{BUILD}/{new.packs[0].name}", stored)
+    rules = gc.Rules(2, 100.0, 1e9)
+    gc.prune(lab.store, BUILD, rules)
+    memory.now += 200
+    plan = gc.plan(lab.store, BUILD, rules)
+    assert len(plan.packs) == 1
+    # The collector goes on at the moment when the publisher is about to remove the mark.
+    store, _ = faulty(lab, Fault("call", 0, "delete", lambda: gc.apply(lab.store, plan)))
+    lab.publish(store, a="1")
+    assert lab.store.packs(BUILD) == {new.packs[0].sha256}
+
+
+def test_a_listing_of_packs_that_lags_is_no_loss(lab: Lab) -> None:
+    class Lagging(Faulty):
+        def __getattr__(self, verb: str) -> object:
+            if verb == "list":
+                return lambda name: [] if name.endswith("packs") else self.backend.list(name)
+            return super().__getattr__(verb)
+
+    lab.publish(a="1")
+    assert lab.publish(Store(Lagging(lab.backend)), b="2")[0].number == 2
+    assert lab.names() == {"a", "b"}
+
+
+# -- lines ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def remembering(lab: Lab, tmp_path: object) -> Store:
+    return Store(lab.backend, memory=Memory(str(tmp_path)))  # type: ignore[arg-type]
+
+
+def test_a_shortened_line_is_refused_and_older_generations_stay_usable(
+    lab: Lab, memory: MemoryBackend, remembering: Store
+) -> None:
+    for name in ("a", "b", "c"):
+        lab.publish(**{name: name})
+    newest = remembering.newest(BUILD, "p")
+    assert newest is not None
+    assert remembering.read(BUILD, "p", 1, highest=3).number == 1
+    saved = memory.names.pop(f"{G}/00000003")
+    with pytest.raises(IntegrityError, match="shortened") as caught:
+        remembering.newest(BUILD, "p")
+    assert caught.value.reason == "line_shortened"
+    with pytest.raises(IntegrityError, match="shortened"):
+        lab.publish(remembering, d="4")
+    assert remembering.memory is not None
+    assert remembering.memory.path(newest.manifest.line) in str(caught.value)
+    memory.names[f"{G}/00000003"] = saved
+    assert lab.publish(remembering, d="4")[0].number == 4
+
+
+def test_a_listing_that_lags_behind_what_was_seen_is_no_shortened_line(lab: Lab, remembering: Store) -> None:
+    lab.publish(a="1")
+    lab.publish(b="2")
+    remembering.newest(BUILD, "p")
+    assert remembering.read(BUILD, "p", 1, highest=1).number == 1
+
+
+def test_a_new_line_is_not_a_shortened_one(lab: Lab, memory: MemoryBackend, remembering: Store) -> None:
+    for name in ("a", "b", "c"):
+        lab.publish(**{name: name})
+    remembering.newest(BUILD, "p")
+    for name in list(memory.names):
+        memory.delete(name)
+    lab.publish(remembering, a="1")
+    assert remembering.newest(BUILD, "p") is not None
+
+
+def test_where_nothing_is_remembered_nothing_is_refused(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+    lab.publish(b="2")
+    memory.delete(f"{G}/00000002")
+    for place in ("/proc/nowhere", "/dev/null/x"):
+        store = Store(memory, memory=Memory(place))
+        assert store.newest(BUILD, "p") is not None
+
+
+def test_memory_of_numbers_that_were_only_listed_is_not_kept(
+    lab: Lab, memory: MemoryBackend, remembering: Store
+) -> None:
+    lab.publish(a="1")
+    memory.put(f"{G}/99999999", b"planted")
+    remembering.newest(BUILD, "p")
+    memory.delete(f"{G}/99999999")
+    assert remembering.newest(BUILD, "p") is not None
+
+
+# -- profiles -----------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_that_starts_from_another_one_counts_its_own_generations(lab: Lab) -> None:
+    for name in ("a", "b", "c"):
+        lab.publish(**{name: name})
+    base = lab.store.fallback(BUILD, "q")
+    assert base is not None
+    new, stored = addition({"d": b"4"})
+    lab.store.backend.put(f"{BUILD}/{new.packs[0].name}", stored)
+    new = replace(new, base=base.manifest)
+    generation, _ = lab.store.commit(BUILD, "q", new, deadline=time.monotonic() + 5)
+    assert generation.number == 1
+    assert {entry.since for entry in generation.manifest.entries.values()} == {1}
+    assert generation.manifest.line != base.manifest.line
+
+
+def test_a_generation_of_another_place_is_refused(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+    lab.publish(b="2")
+    data = memory.get(f"{G}/00000001")
+    memory.put(f"{G}/00000003", data)
+    with pytest.raises(IntegrityError, match="belongs elsewhere"):
+        lab.store.read(BUILD, "p", 3)
+    assert lab.names() == {"a", "b"}
+    with pytest.raises(NotInStore):
+        lab.store.read(BUILD, "p", 9)
