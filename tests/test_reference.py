@@ -32,6 +32,11 @@ def test_every_setting_and_verb_has_a_line() -> None:
     assert [verb for verb in generate.verbs() if f"\n## {verb}\n" not in commands] == []
 
 
+def test_settings_that_have_an_effect_are_not_called_idle() -> None:
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "cachehome").rglob("*.py"))
+    assert [key for key in generate.NOT_YET if re.search(rf"settings\.{key}\b", code)] == []
+
+
 def test_table_of_settings_is_in_order() -> None:
     from cachehome.settings import BY_KEY, BY_VARIABLE, TABLE
 
