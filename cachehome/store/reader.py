@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 from cachehome.errors import IntegrityError, NotInStore, StoreError, StoreUnavailable, Untrusted
 from cachehome.store import marks
 from cachehome.store.backend import Backend, Nested
-from cachehome.store.manifest import Manifest, Pack, decode
+from cachehome.store.manifest import MAX_STORED, Manifest, Pack, decode
 from cachehome.store.memory import Memory
 
 LAYOUT = "cachehome-v1"
 _DIGITS = 8
+_MOST_DIGITS = 18  # what JSON holds as a whole number; a longer name is a stray, and must not end the line
 _FIRST_WAIT = 0.05
 _LAG_TRIES = 5  # how often a listing is asked again that shows a generation which is not there
 _UNREADABLE_SECONDS = 3600.0  # a generation that can't be read (EIO, EACCES) may be readable again soon
@@ -68,6 +69,7 @@ class Reader:
         self.memory = memory
         self._sign = sign
         self._verify = verify
+        self._verified: dict[str, int] = {}
 
     # -- what is there -------------------------------------------------------------------------------------------------
 
@@ -83,7 +85,9 @@ class Reader:
         """Numbers of the generations listed, ascending. The last one is the newest, whatever CURRENT says."""
         names = self.backend.list(f"{build}/profiles/{profile}/generations")
         return sorted(
-            int(name) for name in names if len(name) >= _DIGITS and name.isdecimal() and name.isascii()
+            int(name)
+            for name in names
+            if _DIGITS <= len(name) <= _MOST_DIGITS and name.isdecimal() and name.isascii()
         )
 
     def packs(self, build: str) -> set[str]:
@@ -114,7 +118,7 @@ class Reader:
         *highest*: the highest number listed; a line that this node has seen higher is refused.
         """
         name = generation_name(build, profile, number)
-        generation = self._decode(name, self.backend.get(name))
+        generation = self._decode(name, self.backend.get(name, 0, MAX_STORED + 1))
         manifest = generation.manifest
         if (manifest.build, manifest.profile, manifest.number) != (build, profile, number):
             raise IntegrityError(
@@ -132,6 +136,11 @@ class Reader:
     def _check_line(self, build: str, profile: str, manifest: Manifest, highest: int) -> None:
         if self.memory is None:
             return
+        if self._verify is not None:
+            # Anybody may list a number; of signed lines only those count that were verified, newest first.
+            highest = self._verified[manifest.line] = max(
+                self._verified.get(manifest.line, 0), manifest.number
+            )
         seen = self.memory.highest(manifest.line)
         if seen <= highest:
             if manifest.number > seen:
