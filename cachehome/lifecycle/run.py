@@ -58,6 +58,10 @@ class Ended:
         return self.signal in _CRASHES or self.code - 128 in _CRASHES
 
 
+def print_nothing(_line: str) -> None:
+    """What is said when nobody listens."""
+
+
 class Run:
     """One command with caches around it. `Run(...).go()`, once, in the main thread."""
 
@@ -245,10 +249,6 @@ class Run:
             self._reap()
         self._step = None
         return record, stopped
-
-
-def print_nothing(_line: str) -> None:
-    """What is said when nobody listens."""
 
 
 def summary(records: Sequence[Record], ended: Ended) -> str:

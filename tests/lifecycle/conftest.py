@@ -1,4 +1,4 @@
-"""Jobs on a node of their own: HOME, store, real processes. The identity is given, since probing is tested elsewhere."""
+"""Jobs on a node of their own: HOME, store, real processes. The identity is given: probing is tested elsewhere."""
 
 from __future__ import annotations
 

@@ -380,9 +380,7 @@ def test_require_warm(node):
     assert node.run("run", "--", "echo", "ran", CACHEHOME_REQUIRE_WARM="inductor").stdout == "ran\n"
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "unshare") and not os.path.exists("/usr/bin/unshare"), reason="needs unshare"
-)
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 def test_as_the_first_process_of_a_container(node):
     """It buries orphans, passes signals on, and gives a status although the kernel spares it their effect."""
     script = node.script(
