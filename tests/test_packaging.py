@@ -85,7 +85,13 @@ def test_sdist_holds_what_the_tests_and_pages_need(dist: Path) -> None:
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "Makefile", "LICENSE", "README.md", "CHANGELOG.md"} <= names
-    assert {"docs/tutorial.md", "tests/test_packaging.py", "cachehome/hook/cachehome.pth"} <= names
+    assert {
+        ".ci/run",
+        ".ci/system",
+        "docs/tutorial.md",
+        "tests/test_packaging.py",
+        "cachehome/hook/cachehome.pth",
+    } <= names
 
 
 def test_editable_wheel_has_the_hook(tmp_path: Path) -> None:
