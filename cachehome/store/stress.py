@@ -241,14 +241,22 @@ class Stress:
         return f"turn-{int(self.scratch.age('begin') // _TURN):04d}"
 
     def _writer(self, number: int) -> None:
-        done = 0
+        fresh = number * 1_000_000
+        again: list[
+            tuple[float, int]
+        ] = []  # what was killed is tried again, also when its pack is about to go
         while time.monotonic() < self.end:
-            done += 1
-            pid = self._start(self._publish, number * 1_000_000 + done)
+            if again and again[0][0] < time.monotonic():
+                publication = again.pop(0)[1]
+            else:
+                publication = fresh = fresh + 1
+            pid = self._start(self._publish, publication)
             if random.randrange(self.load.kill) == 0:
                 time.sleep(random.uniform(0, 0.03))
                 os.kill(pid, signal.SIGKILL)
                 self._note("killed")
+                again.append((time.monotonic() + random.uniform(0, 3 * self.load.grace), publication))
+                again.sort()
             os.waitpid(pid, 0)
             time.sleep(random.uniform(0, 0.02))
 
@@ -256,9 +264,9 @@ class Stress:
         store = self.new_store(self.scratch)
         profile = self._profile()
         name = f"{os.uname().nodename}-{number}"
-        # What several publish at once, too: the same entries, the same pack.
-        common = f"common-{int(time.monotonic())}"
-        new, stored = addition({name: os.urandom(600), common: common.encode() * 20})
+        # The same publication has the same bytes, and some of its entries are others', too.
+        common = f"common-{number % 7}"
+        new, stored = addition({name: random.Random(name).randbytes(600), common: common.encode() * 20})
         deadline = time.monotonic() + self.load.grace / 2
 
         def upload(pack: Pack) -> bool:
@@ -267,7 +275,8 @@ class Stress:
             store.backend.put(f"{BUILD}/{pack.name}", stored)
             return True
 
-        upload(new.packs[0])
+        if not store.has_pack(BUILD, new.packs[0]):
+            upload(new.packs[0])
         try:
             generation, ours = store.commit(BUILD, profile, new, deadline=deadline, upload=upload)
         except CommitConflict:

@@ -47,11 +47,26 @@ def test_the_newest_stay_whatever_their_age(lab: Lab, memory: MemoryBackend) -> 
     whole(lab)
 
 
+def test_a_reader_under_way_is_safe(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+    lost = lab.pack("p", "a")
+    reading = lab.store.newest(BUILD, "p")
+    assert reading is not None
+    memory.now += 50
+    for name in ("b", "c", "d"):
+        lab.publish(lost=(lost,), **{name: name})
+    for _ in range(3):
+        memory.now += 10
+        gc.apply(lab.store, gc.plan(lab.store, BUILD, RULES))
+        check(lab.store, reading.manifest)
+
+
 def test_generations_go_in_ascending_order(lab: Lab, memory: MemoryBackend) -> None:
     many(lab, 6)
     memory.now += 200
     backend = Faulty(memory)
-    gc.prune(Store(backend), BUILD, RULES)  # type: ignore[arg-type]
+    store = Store(backend)  # type: ignore[arg-type]
+    gc.apply(store, gc.plan(store, BUILD, RULES))
     deleted = [name for verb, name in backend.calls if verb == "delete" and "generations" in name]
     assert deleted == sorted(deleted)
     assert len(deleted) == 4
