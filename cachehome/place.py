@@ -20,7 +20,7 @@ APPLIED = "CACHEHOME_APPLIED"
 # because that import would cost a fifth of the hook; a test compares the two.
 ROWS = (("TORCHINDUCTOR_CACHE_DIR", "torchinductor"), ("TRITON_CACHE_DIR", "torchinductor/triton"))
 # What makes an environment unusual.
-_UNUSUAL = ("CACHEHOME_SLOT", "CACHEHOME_FAMILIES", "TRITON_HOME")
+UNUSUAL = ("CACHEHOME_SLOT", "CACHEHOME_FAMILIES", "TRITON_HOME")
 
 # Less than this, in bytes or in files, is too little room. Low on purpose: the path of a live directory is
 # part of what makes a restart warm, so it must not change on an ordinary day of a nearly full disk.
@@ -54,7 +54,7 @@ def ordinary(environ: "Mapping[str, str]", wanted: str, asked_by: str) -> dict[s
     Both give the same answer: this is the part of it that nearly every process needs, for a fifth of the
     time. *wanted* is `on` or an absolute root, by *asked_by*.
     """
-    for name in _UNUSUAL:
+    for name in UNUSUAL:
         if name in environ:
             return None
     told = wanted != "on"
