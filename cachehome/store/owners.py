@@ -38,7 +38,7 @@ class Owners:
         sticky = stat.S_ISDIR(mode) and mode & stat.S_ISVTX and not self.shared
         if mode & stat.S_IWOTH and not sticky:
             return f"{path} can be written by everybody: chmod o-w {path}"
-        if mode & stat.S_IWGRP and not ours and not _private(uid, gid):
+        if mode & stat.S_IWGRP and not (sticky or ours or _private(uid, gid)):
             advice = (
                 "which this user is not in"
                 if self.shared

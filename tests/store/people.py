@@ -32,9 +32,7 @@ def as_user(
         pytest.skip("only root may become somebody else")
     answer, mine = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # the parent may have threads: the child makes none
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of the parent: the child makes none
         pid = os.fork()
     if not pid:
         try:
