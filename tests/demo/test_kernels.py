@@ -17,7 +17,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 LIST = """
 import json
 from cachehome.demo.kernels import KERNELS, variants
-def text(k): return [k.function.__name__, k.dtype, sorted(k.constants.items()), k.warps, k.stages, k.aligned]
+def text(k): return [k.function.__name__, k.dtype, sorted(k.constants.items()), k.warps, k.stages, k.multiples]
 print(json.dumps([[k.function.__name__ for k in KERNELS], [text(k) for k in variants()]]))
 """
 
