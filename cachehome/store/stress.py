@@ -42,6 +42,7 @@ SCRATCH = "cachehome-stress"
 BUILD = hashlib.sha256(b"cachehome-stress").hexdigest()
 KINDS = ("lost", "twice", "backwards", "hole", "error")
 _TURN = 6.0  # seconds that a profile is written to
+_HANGS = 60.0  # seconds after the end in which every process must have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +204,14 @@ class Stress:
             (self._collector, self.load.collectors),
         ]
         children = [self._start(role, number) for role, count in roles for number in range(count)]
-        for child in children:
-            os.waitpid(child, 0)
+        while children:
+            children = [child for child in children if not os.waitpid(child, os.WNOHANG)[0]]
+            if children and time.monotonic() > self.end + _HANGS:
+                for child in children:
+                    os.kill(child, signal.SIGKILL)
+                self._note("error", text=f"{len(children)} processes did not end: the store hangs")
+                return
+            time.sleep(0.02)
 
     def _start(self, role: Callable[[int], None], number: int) -> int:
         sys.stdout.flush()
