@@ -107,7 +107,7 @@ def decompressor() -> Callable[[bytes | memoryview, int], bytes]:
             parameters = zstandard.get_frame_parameters(stored)
             if parameters.content_size != size:
                 raise IntegrityError("a frame's size is not what the manifest says", reason="frame_size")
-            data: bytes = decoder.decompress(stored, max_output_size=size, read_across_frames=False)
+            data: bytes = decoder.decompress(stored, max_output_size=size, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise IntegrityError(f"a frame can't be decoded: {error}", reason="frame_damaged") from None
         if len(data) != size:
