@@ -25,7 +25,7 @@ from cachehome.store import gc
 from cachehome.store.manifest import Entry, Manifest, Pack, check_path
 from cachehome.store.marks import Denials
 from cachehome.store.store import Addition, Generation, Store
-from cachehome.sync import portable
+from cachehome.sync import growing, portable
 from cachehome.sync.denied import damaged, denied_here
 from cachehome.sync.live import Live, Stamp, in_effect, known, row, trouble
 from cachehome.sync.packing import Source, Spool
@@ -148,6 +148,7 @@ class _Publish(Work):
             lost = store.lost(build, packs) + damaged(store, build, packs, [s.live for s in self.sources])
             self._leave_out_denied(store.denied(build))
             wanted, kept = self._compare(base, frozenset(lost))
+            replaced = self._merge_growing(store, base, wanted, kept)
         if head is None and base is not None:
             # Its first own generation names the packs of the profile that it started from.
             base = replace(base, entries=kept)
@@ -158,7 +159,12 @@ class _Publish(Work):
         if limit:
             return limit
         spool = Spool(
-            self.sources, wanted, self.settings.compression, self.settings.slim == "publish", deadline
+            self.sources,
+            wanted,
+            self.settings.compression,
+            self.settings.slim == "publish",
+            deadline,
+            replaced,
         )
         try:
             with self.phases("pack"):
@@ -282,6 +288,37 @@ class _Publish(Work):
             self.details.setdefault("left_out", {})[f"{entry.family}/{entry.name}"] = str(error)
             return False
         return True
+
+    def _merge_growing(
+        self,
+        store: Store,
+        base: Manifest | None,
+        wanted: list[list[str]],
+        kept: dict[tuple[str, str], Entry],
+    ) -> dict[tuple[int, str], bytes]:
+        """(number of the source, path) -> bytes to publish instead of the local file's: theirs and ours together."""
+        replaced = {}
+        for number, source in enumerate(self.sources):
+            for name in list(wanted[number]):
+                there = base.entries.get((source.family.name, name)) if base else None
+                if base is None or there is None or not source.local[name].growing:
+                    continue
+                try:
+                    with open(os.path.join(source.live.directory, name), "rb") as file:
+                        ours = file.read()
+                    pack = base.packs[there.files[0].pack]
+                    theirs = growing.stored(store.backend, self.identity.build_key, pack, there.files[0])
+                except (StoreError, OSError):
+                    continue  # damaged or gone: ours replaces it
+                union = growing.merged(ours, theirs)
+                if union is None:
+                    continue
+                if growing.same(union, theirs):
+                    wanted[number].remove(name)
+                    kept[there.key] = there
+                else:
+                    replaced[number, name] = union
+        return replaced
 
     def _addition(self, spool: Spool, base: Manifest | None, wanted: list[list[str]]) -> Addition:
         entries: dict[tuple[str, str], Entry] = {}
