@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -67,7 +67,9 @@ class Spool:
         compression: str,
         slim: bool,
         deadline: float,
+        replaced: Mapping[tuple[int, str], bytes] | None = None,
     ) -> None:
+        self.replaced = replaced or {}  # (number of the source, path) -> bytes instead of the file's
         self.sources = sources
         self.wanted = wanted
         self.compression = compression
@@ -100,7 +102,7 @@ class Spool:
         digest = hashlib.sha256()
         place = len(self.packs)
         start = 0
-        worker = _Packer(self.sources, self.compression)
+        worker = _Packer(self.sources, self.compression, self.replaced)
         with open(path, "wb", buffering=1 << 20) as spool:
 
             def add(stored: bytes, raw: int, sha256: str) -> None:
@@ -203,9 +205,12 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 class _Packer:
     """Makes frames: reads files, checks and hashes them, compresses."""
 
-    def __init__(self, sources: list[Source], compression: str) -> None:
+    def __init__(
+        self, sources: list[Source], compression: str, replaced: Mapping[tuple[int, str], bytes]
+    ) -> None:
         self.sources = sources
         self.compression = compression
+        self.replaced = replaced
         self.locks = [os.path.join(source.live.directory, "locks") for source in sources]
 
     def __call__(
@@ -237,7 +242,7 @@ class _Packer:
         source = self.sources[number]
         path = entry + file.suffix
         try:
-            data = self._read(source, path, file, 0, file.size + 1)
+            data = self.replaced.get((number, path)) or self._read(source, path, file, 0, file.size + 1)
             if portable.is_group(path):
                 present = {other.suffix[1:] for other in source.local[entry].files}
                 data, problem = portable.canonical(path, data), portable.check_group(data, present)

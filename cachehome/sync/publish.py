@@ -74,6 +74,7 @@ class _Publish(Work):
             for name, live in ((name, Live(path)) for name, path in directories.items() if name in catalogue)
             if os.path.isdir(live.directory)
         ]
+        self.denials = Denials()
         self.details["directories"] = {s.family.name: s.live.directory for s in self.sources}
 
     def run(self, adopt: bool) -> Record:
@@ -226,6 +227,7 @@ class _Publish(Work):
 
     def _leave_out_denied(self, denials: Denials) -> None:
         """Forget local entries that are denied: they must not come back."""
+        self.denials = denials
         for source in self.sources:
             for name in denied_here(denials, source.family, source.live, source.local, source.table):
                 del source.local[name]
@@ -260,6 +262,8 @@ class _Publish(Work):
             changed_table = False
             for name, entry in source.local.items():
                 there = base.entries.get((source.family.name, name)) if base else None
+                if base and there and self.denials.denies(there, base):
+                    there = None  # other bytes are welcome
                 if there is None or any(file.pack in gone for file in there.files):
                     if self._nameable(entry):
                         wanted[number].append(name)

@@ -38,6 +38,15 @@ def test_a_damaged_stamp_is_none(tmp_path: Path, text: str) -> None:
     assert live.known(one.table(), "build", LocalFile("", 1, 2, 3, 0o600)) == ""
 
 
+_HOLD = """
+import sys
+from cachehome.sync.live import Live
+with Live(sys.argv[1]).locked(5) as held:
+    print(held, flush=True)
+    sys.stdin.read()
+"""
+
+
 def test_the_lock_excludes_and_gives_up(tmp_path: Path) -> None:
     one = Live(str(tmp_path))
     one.make()
@@ -45,8 +54,7 @@ def test_the_lock_excludes_and_gives_up(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import sys\nfrom cachehome.sync.live import Live\n"
-            "with Live(sys.argv[1]).locked(5) as held:\n  print(held, flush=True)\n  sys.stdin.read()",
+            _HOLD,
             str(tmp_path),
         ],
         stdin=subprocess.PIPE,

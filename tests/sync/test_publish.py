@@ -119,18 +119,36 @@ def test_other_bytes_under_a_name_are_counted_and_the_first_stay(
     assert (tmp_path / "copy" / "ab" / "one.py").read_text() == PYTHON
 
 
-def test_growing_entries_are_replaced(
+def test_growing_entries_are_merged(
     settings: Settings, identity: Identity, live: Path, tmp_path: Path
 ) -> None:
-    timings = live / "cache" / "0ab"
-    timings.parent.mkdir()
-    timings.write_text('{"a": 1}')
-    publish(settings, identity, {"inductor": str(live)})
-    timings.write_text('{"a": 1, "b": 2}')
-    record = publish(settings, identity, {"inductor": str(live)})
+    def timings(root: Path, text: str) -> dict[str, str]:
+        (root / "cache").mkdir(parents=True, exist_ok=True)
+        (root / "cache" / "0ab").write_text(text)
+        return {"inductor": str(root)}
+
+    publish(settings, identity, timings(live, '{"mm": {"a": 1}}'))
+    record = publish(settings, identity, timings(tmp_path / "b", '{"mm": {"b": 2}}'), adopt=True)
     assert (record.reason, record.generation) == ("published", 2)
+    # What holds nothing new is no reason for a generation.
+    record = publish(settings, identity, timings(tmp_path / "b", '{"mm": {"b": 2}}'))
+    assert (record.reason, record.generation) == ("unchanged", 2)
+    record = publish(settings, identity, timings(live, '{"mm": {"a": 3}, "addmm": {}}'))
+    assert record.generation == 3
     restore(settings, identity, {"inductor": str(tmp_path / "copy")})
-    assert json.loads((tmp_path / "copy" / "cache" / "0ab").read_text()) == {"a": 1, "b": 2}
+    found = json.loads((tmp_path / "copy" / "cache" / "0ab").read_text())
+    assert found == {"mm": {"a": 3, "b": 2}, "addmm": {}}
+
+
+def test_growing_entries_of_no_known_format_are_replaced(
+    settings: Settings, identity: Identity, live: Path, tmp_path: Path
+) -> None:
+    (live / "cache").mkdir()
+    for text in ("first", "second"):
+        (live / "cache" / "0ab").write_text(text)
+        publish(settings, identity, {"inductor": str(live)})
+    restore(settings, identity, {"inductor": str(tmp_path / "copy")})
+    assert (tmp_path / "copy" / "cache" / "0ab").read_text() == "second"
 
 
 def test_an_unstamped_directory_is_nobodys(settings: Settings, identity: Identity, tmp_path: Path) -> None:
