@@ -19,6 +19,7 @@ from identity_lab import nvml_library as nvml_library
 import cachehome.identity
 from cachehome.errors import CacheHomeError, ConfigError
 from cachehome.identity import Identity, canonical, diff, identity, is_plain
+from cachehome.probes.packages import search_path
 from cachehome.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -508,3 +509,29 @@ def test_the_module_is_callable() -> None:
 def test_an_unknown_interpreter_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(CacheHomeError, match="--identity FILE"):
         identity(Settings(), dict(os.environ), ["docker", "run", "image"])
+
+
+def test_a_secret_is_in_no_error() -> None:
+    command = ["docker", "run", "-e", "HF_TOKEN=hunter2hunter2", "image", "--api-key", "hunter2hunter2"]
+    with pytest.raises(CacheHomeError) as found:
+        identity(Settings(), dict(os.environ), command)
+    assert "hunter2" not in f"{found.value} {found.value.fields}"
+
+
+def test_two_sources_of_one_name_both_count(lab: Lab) -> None:
+    paths = tuple(str(lab.script(f"{name}/model.py", name)) for name in "ab")
+    lab.settings["sources"] = paths
+    both = lab.identity()
+    assert len(both.build["sources"]) == 2
+    lab.script("a/model.py", "changed")
+    assert lab.identity().build_key != both.build_key
+
+
+def test_odd_surroundings(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken quotes, a relative PATH, a working directory that is gone: an identity all the same."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr("cachehome.probes.packages.search_path", search_path)
+    found = lab.identity(CXX="g++ 'x", CC='"', PATH="", CUDA_HOME="relative")
+    assert found.build["toolchain"]["cxx"] == "absent"

@@ -14,7 +14,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from cachehome.probes import find_program
+from cachehome.probes import find_program, scrub
 from cachehome.probes.interpreter import Job, is_this_one
 
 if TYPE_CHECKING:
@@ -106,9 +106,8 @@ def _unknown(command: Sequence[str], why: str) -> CacheHomeError:
     from cachehome.errors import CacheHomeError
 
     return CacheHomeError(
-        f"the interpreter of `{shlex.join(command)[:200]}` is not known: {why}; give the identity with --identity FILE,"
-        f" made by `cachehome key --json` where the job runs",
-        command=list(command),
+        f"the interpreter of `{scrub.command(command)[:200]}` is not known: {why}; give the identity with"
+        f" --identity FILE, made by `cachehome key --json` where the job runs"
     )
 
 
@@ -116,7 +115,7 @@ class _Finder:
     """Peels a command, layer by layer."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str], outer: _Finder | None = None) -> None:
-        self.command = outer.command if outer else argv
+        self.command: Sequence[str] = outer.command if outer else argv
         self.depth: int = outer.depth + 1 if outer else 0
         self.argv = list(argv)
         self.environ = dict(environ)
@@ -256,7 +255,7 @@ class _Finder:
         if name == "hatch":
             prefix.append("--")
         self.argv = rest if not script else ["python", *rest]
-        self.notes["interpreter"] = f"that of `{shlex.join(prefix)} python`"
+        self.notes["interpreter"] = f"that of `{scrub.command(prefix)} python`"
         return Job((*prefix, "python"), (), self.environ, self.argv, self.notes)
 
     def file(self) -> Job | None:

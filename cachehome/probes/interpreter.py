@@ -11,7 +11,18 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from cachehome.probes import ABSENT, ProbeError, Tool, environment, gpu, machine, packages, source, value
+from cachehome.probes import (
+    ABSENT,
+    ProbeError,
+    Tool,
+    environment,
+    gpu,
+    machine,
+    packages,
+    scrub,
+    source,
+    value,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,7 +111,11 @@ def probe(
     toolchain = Toolchain(environ, search)
     found = packages.find(search, wishes["packages"])
     trees = {f"package {package.name}": package.checkout for package in found if package.checkout}
-    trees.update({os.path.basename(path): path for path in wishes["sources"]})
+    for path in wishes["sources"]:
+        name = os.path.basename(path)
+        while name in trees:  # two of one name: told apart by their order, since a path is no part of a key
+            name += "'"
+        trees[name] = path
     sources = {name: source.start(path, environ) for name, path in trees.items()}
     devices, left_out = gpu.probe(environ)
     variables, dropped = environment.probe(environ)
@@ -145,9 +160,8 @@ def _ask(job: Job, wishes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
         parts, left_out = json.loads(lines[-1][len(_MARK) :])
     except (ProbeError, ValueError) as error:
         raise CacheHomeError(
-            f"the identity of {' '.join(python)} is not known: {error}; give one with --identity FILE, made by"
+            f"the identity of {scrub.command(python)} is not known: {error}; give one with --identity FILE, made by"
             f" `cachehome key --json` where the job runs",
-            python=python,
         ) from None
     return parts, left_out
 

@@ -38,11 +38,10 @@ class Installed:
 
 def search_path() -> list[str]:
     """Where this interpreter finds installed packages: `sys.path` without the place of the running script."""
-    here = {
-        os.getcwd(),
-        "",
-        os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else "",
-    }
+    try:
+        here = {"", os.getcwd(), os.path.dirname(os.path.abspath(sys.argv[0] if sys.argv else ""))}
+    except OSError:  # the working directory is gone
+        here = {""}
     return [
         entry for i, entry in enumerate(sys.path) if os.path.isdir(entry) and not (i == 0 and entry in here)
     ]
@@ -125,7 +124,7 @@ def _record(metadata: str) -> str:
 
     try:
         with open(os.path.join(metadata, "RECORD"), "rb") as file:
-            lines = _CODE.findall(file.read())
+            lines = [line for line in _CODE.findall(file.read()) if b".pyc," not in line]
     except OSError:
         return ABSENT  # a distribution's own package, or an egg
     lines.sort()

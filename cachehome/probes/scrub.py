@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _SECRET_WORDS = frozenset(
     "SECRET SECRETS PASSWORD PASSWORDS PASSWD PASSPHRASE CREDENTIAL CREDENTIALS CREDS APIKEY AUTHORIZATION BEARER"
@@ -116,6 +117,22 @@ def text(value: str, environ: Mapping[str, str] | None = None) -> tuple[str, lis
             if count:
                 taken.append(name)
     return result, taken
+
+
+def command(words: Sequence[str]) -> str:
+    """A command as it may be shown: without secrets, else as it was written."""
+    shown: list[str] = []
+    hidden = False
+    for word in words:
+        name, joined, value = word.partition("=")
+        if hidden and not word.startswith("-"):
+            shown.append("<secret>")
+        elif joined and secret_name(name, value):
+            shown.append(f"{name}=<secret>")
+        else:
+            shown.append("<secret>" if secret_shape(word) else shlex.quote(word))
+        hidden = word.startswith("-") and not joined and secret_name(word, "x" * 16)
+    return " ".join(shown)
 
 
 def _own_names(environ: Mapping[str, str] | None) -> list[tuple[str, str]]:

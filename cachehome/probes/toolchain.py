@@ -31,8 +31,8 @@ class Toolchain:
     """Starts every compiler at once; `answers` waits for them."""
 
     def __init__(self, environ: Mapping[str, str], search: Sequence[str]) -> None:
-        cxx = shlex.split(environ.get("CXX", "")) or ["clang++" if sys.platform == "darwin" else "g++"]
-        cc = shlex.split(environ.get("CC", "")) or [_default_cc(environ)]
+        cxx = _words(environ.get("CXX", "")) or ["clang++" if sys.platform == "darwin" else "g++"]
+        cc = _words(environ.get("CC", "")) or [_default_cc(environ)]
         self._asked: dict[str, Callable[[], str] | str] = {}
         self._ask(environ, "cxx", cxx, ["--version"], _version)
         self._ask(environ, "cc", cc, ["--version"], _version)
@@ -69,6 +69,13 @@ class Toolchain:
         target = answers.pop("target")
         march, isa = _target(target)
         return {**answers, "march": march, "isa": isa}
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # a quote without its partner: a program of that name, which is not there
+        return [command]
 
 
 def _default_cc(environ: Mapping[str, str]) -> str:

@@ -112,3 +112,9 @@ def test_any_text(value: str) -> None:
     assert isinstance(kept, str)
     assert (kept == value) == (not taken) or "path" in taken
     scrub.secret_name(value, value)
+
+
+def test_a_command_in_a_message() -> None:
+    words = ["env", "HF_TOKEN=hunter2", "vllm", "--api-key", "hunter2", "--x", "a b", "--hf-token=hunter2"]
+    shown = "env HF_TOKEN=<secret> vllm --api-key <secret> --x 'a b' --hf-token=<secret>"
+    assert scrub.command([*words, "sk-abcdefghijklmnop"]) == f"{shown} <secret>"
