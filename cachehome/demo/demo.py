@@ -15,6 +15,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import site
@@ -186,7 +187,13 @@ class Demo:
         return {path for path in walk(self.home) if path.endswith(".so")}
 
     def last_words(self, name: str) -> str:
-        lines = (self.reports / f"{name}.err").read_text(errors="replace").strip().splitlines()
+        """What a failed phase said: the compiler's error, else the exception, else its last line."""
+        file = self.reports / f"{name}.err"
+        lines = [line.strip() for line in file.read_text(errors="replace").splitlines() if line.strip()]
+        for sign in (r"(fatal )?error: ", r"^[\w.]+(Error|Exception|Interrupt)\b"):
+            found = [line for line in lines if re.search(sign, line)]
+            if found:
+                return found[-1]
         return lines[-1] if lines else "it said nothing"
 
     def _process(self, name: str, *arguments: str) -> tuple[float, float, int, bytes]:
@@ -296,17 +303,26 @@ def require_packages() -> None:
             )
 
 
+def has_space(path: str | Path) -> bool:
+    return any(character.isspace() for character in str(path))
+
+
 @contextlib.contextmanager
 def base_directory(keep: str | None) -> Iterator[Path]:
     """A directory for the demo: given and kept, or temporary and gone at the end, however that comes."""
     if keep:
         base = Path(keep).absolute()
+        if has_space(base):
+            raise CacheHomeError(
+                f"torch can't compile where TMPDIR has a space in it: {base}", path=str(base)
+            )
         base.mkdir(parents=True, exist_ok=True)
         if any(base.iterdir()):
             raise CacheHomeError(f"{base} is not empty: give --keep a new directory", path=str(base))
         yield base
         return
-    base = Path(tempfile.mkdtemp(prefix="cachehome-demo-"))
+    parent = tempfile.gettempdir()
+    base = Path(tempfile.mkdtemp(prefix="cachehome-demo-", dir="/var/tmp" if has_space(parent) else parent))
     try:
         yield base
     finally:

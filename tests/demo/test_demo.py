@@ -150,6 +150,39 @@ def test_a_directory_that_is_kept_must_be_new(tmp_path: Path) -> None:
         pass
 
 
+def test_no_space_in_the_base_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The precompiled header lies in TMPDIR, and torch does not quote its path."""
+    with pytest.raises(CacheHomeError, match="space"), demo.base_directory(str(tmp_path / "a b")):
+        pass
+    (tmp_path / "a b").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "a b"))
+    with demo.base_directory(None) as base:
+        assert not demo.has_space(base)
+    assert not base.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "Traceback:\n  x\na.b.InductorError: CppCompileError: C++ compile error\ng++: fatal error: no\nSet X=1\n",
+            "g++: fatal error: no",
+        ),
+        (
+            "Traceback:\n  x\nModuleNotFoundError: No module named 'y'\n",
+            "ModuleNotFoundError: No module named 'y'",
+        ),
+        ("killed\n\n", "killed"),
+        ("", "it said nothing"),
+    ],
+)
+def test_a_failed_phase_is_quoted_where_it_counts(tmp_path: Path, text: str, expected: str) -> None:
+    work = demo.Demo(tmp_path, print)
+    work.reports.mkdir()
+    (work.reports / "cold.err").write_text(text)
+    assert work.last_words("cold") == expected
+
+
 def test_a_phase_that_does_not_end_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     script = f"sleep 300 & echo $! > {pid}.new; mv {pid}.new {pid}; trap '' TERM; wait"
