@@ -322,7 +322,7 @@ def base_directory(keep: str | None) -> Iterator[Path]:
         yield base
         return
     parent = tempfile.gettempdir()
-    base = Path(tempfile.mkdtemp(prefix="cachehome-demo-", dir="/var/tmp" if has_space(parent) else parent))
+    base = Path(tempfile.mkdtemp(prefix="cachehome-demo-", dir="/var/tmp" if has_space(parent) else parent))  # noqa: S108
     try:
         yield base
     finally:
