@@ -27,6 +27,7 @@ __all__ = [
 
 # Public name -> (module, name in it). An empty name is the module, which is callable.
 _LAZY = {
+    "_boot": ("cachehome._boot", ""),  # the .pth says `cachehome._boot.activate()`
     "CacheHomeError": ("cachehome.errors", "CacheHomeError"),
     "Session": ("cachehome.lifecycle.session", "Session"),
     "Settings": ("cachehome.settings", "Settings"),

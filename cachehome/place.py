@@ -75,7 +75,7 @@ def ordinary(environ: "Mapping[str, str]", wanted: str, asked_by: str) -> dict[s
     if not told:
         cache, source = next(iter(candidates(environ)), ("", ""))
         root = os.path.join(cache, NAME)
-    live = f"{root}/{tag}/{LOCAL}"
+    live = os.path.join(root, tag, LOCAL)
     if not source or examine(f"{live}/{ROWS[0][1]}", foreign=told)[0]:
         return None
     values = {variable: f"{live}/{subdirectory}" for variable, subdirectory in ROWS}

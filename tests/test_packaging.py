@@ -16,7 +16,7 @@ import cachehome
 
 ROOT = Path(__file__).resolve().parents[1]
 HOOK = {
-    "cachehome.pth": "import cachehome._boot; cachehome._boot.activate()\n",
+    "cachehome.pth": (ROOT / "cachehome" / "hook" / "cachehome.pth").read_text(),
     "cachehome.start": "cachehome._boot:activate\n",
 }
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
