@@ -1,13 +1,14 @@
 """What the processes of one node agree on, in files below `ROOT/.node/`, on local disk.
 
-    <key>.restore.lock       who restores these directories now; the others wait for its result
-    <key>.restore.json       that result, good for whoever began before it was there
-    <key>.publish.lock       who publishes these directories now; the others do so after it, and find less to
-                             do
-    publish-<n>.lock         one for each of `publish_tasks_per_node`
+    <key>.restore.lock     who restores now; the others wait for its result
+    <key>.restore.json     that result, good for whoever began before it was there
+    <key>.publish.lock     who publishes now; the others wait, or leave it to that one
+    <key>.publish.json     that result, good for whoever asked before that one began
+    publish-<n>.lock       one for each of `publish_tasks_per_node`
 
-`<key>` names an identity and a set of live directories. Locks are an optimisation and belong to the kernel:
-who dies lets go, and where there are none everybody does its own work, which is right too.
+`<key>` names an identity, and for publishing the live directories too: one worker fetches, and those with
+other directories clone from it (`slots`). Locks are an optimisation and belong to the kernel: who dies lets
+go, and where there are none everybody does its own work, which is right too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from cachehome.lifecycle.transfer import Transfer, failure, record_from
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from cachehome.lifecycle.transfer import Action
     from cachehome.sync.record import Record
@@ -74,7 +75,7 @@ class Step:
         self,
         action: Action,
         environ: Mapping[str, str],
-        directories: Iterable[str],
+        directories: Mapping[str, str],
         *,
         state: str | None,
         seconds: float,
@@ -82,51 +83,53 @@ class Step:
         key: str = "",
         since: float | None = None,
         at_once: int = 0,
+        patient: bool = True,
         modest: bool = True,
         arguments: Sequence[str] = (),
     ) -> None:
         """Begin.
 
-        *state* is the directory of this page, None if there is none. *seconds* bounds the wait for the turn
-        and the work together. The result of another process is taken over if it came after *since* (seconds
-        since the epoch); None: never. *at_once* bounds how many such steps of this node work at the same
-        time.
+        *directories* map families to paths. *state* is the directory of this page, None if there is none.
+        *seconds* bounds the wait for the turn and the work together. Another process's result is taken over
+        if it is news to somebody who asked at *since* (seconds since the epoch); None: never. *at_once*
+        bounds how many such steps of this node work at the same time. If not *patient*, it ends when another
+        process does the same already.
         """
-        self.action = action
+        self.action: Action = action
         self.record: Record | None = None
         self._transfer: Transfer | None = None
-        self._begun = time.monotonic()
+        self._asked = time.monotonic()
+        self._began = 0.0
         self._seconds = seconds
         self._since = since
-        self._directories = sorted(set(directories))
-        self._start: dict[str, Any] = {
-            "environ": environ, "identity": identity, "modest": modest, "arguments": arguments
-        }  # fmt: skip
+        self._patient = patient
+        self._directories = dict(directories)
+        self._options: dict[str, Any] = {"environ": environ, "identity": identity, "modest": modest}
+        self._arguments = list(arguments)
         self._result = ""
         self._own: Lock | None = None
         self._shares: list[Lock] = []
         self._share: Lock | None = None
-        self._wait = 0.0
         if state is not None:
-            name = hashlib.sha256("\0".join((key, *arguments, *self._directories)).encode()).hexdigest()[:16]
-            base = os.path.join(state, f"{name}.{action}")
-            self._result = base + ".json"
-            self._own = Lock(base + ".lock")
+            paths = sorted(set(directories.values())) if action == "publish" else ()
+            name = hashlib.sha256("\0".join((key, *paths)).encode()).hexdigest()[:16]
+            self._result = os.path.join(state, f"{name}.{action}.json")
+            self._own = Lock(os.path.join(state, f"{name}.{action}.lock"))
             self._shares = [Lock(os.path.join(state, f"{action}-{n}.lock")) for n in range(at_once)]
+
+    @property
+    def pid(self) -> int | None:
+        return self._transfer.pid if self._transfer else None
 
     def poll(self) -> Record | None:
         """Look once; the record if it has ended."""
-        if self.record is not None:
-            return self.record
-        if self._transfer is None and not self._take_turn():
-            return self.record
-        if self._transfer is None:
-            self._wait = time.monotonic() - self._begun
-            left = max(1.0, self._seconds - self._wait)
-            self._transfer = Transfer(self.action, seconds=left, **self._start)
-        record = self._transfer.poll()
-        if record is not None:
-            self._end(dataclasses.replace(record, seconds={**record.seconds, "wait": round(self._wait, 3)}))
+        if self._transfer is None and self.record is None:
+            self._take_turn()
+        if self._transfer is not None and self.record is None:
+            record = self._transfer.poll()
+            if record is not None:
+                wait = round(self._began - self._asked, 3)
+                self._end(dataclasses.replace(record, seconds={"wait": wait, **record.seconds}), tell=True)
         return self.record
 
     def stop(self, reason: str = "stopped") -> None:
@@ -134,65 +137,83 @@ class Step:
         if self._transfer is not None:
             self._transfer.stop(reason)
         elif self.record is None:
-            self._end(failure(self.action, reason), tell=False)
+            self._end(failure(self.action, reason))
 
     def wait(self) -> Record:
         """Block until it has ended, in bounded time."""
         while (record := self.poll()) is None:
             if self._transfer is not None:
-                record = self._transfer.wait()
+                self._transfer.wait()
             else:
                 time.sleep(0.05)
         return record
 
-    @property
-    def pid(self) -> int | None:
-        return self._transfer.pid if self._transfer else None
-
-    def _take_turn(self) -> bool:
-        late = time.monotonic() - self._begun >= self._seconds
+    def _take_turn(self) -> None:
+        """Start the transfer, or end without one, or leave things as they are until the next look."""
+        late = time.monotonic() - self._asked >= self._seconds
         if self._own is not None and not self._own.take():
             if late:
-                self._end(
-                    failure(self.action, "time_limit", waited_for="another process of this node"), tell=False
-                )
-            return False
-        shared = self._taken_over()
-        if shared is not None:
-            self._end(shared, tell=False)
-            return False
-        if self._shares and self._share is None:
-            self._share = next((lock for lock in self._shares if lock.take()), None)
-            if self._share is None:
-                if late:
-                    self._end(
-                        failure(self.action, "time_limit", waited_for="a free place on this node"), tell=False
-                    )
-                return False
-        return True
+                self._end(failure(self.action, "time_limit", waited_for="another process of this node"))
+            elif not self._patient:
+                self._end(failure(self.action, "another_worker", "disabled"))
+            return
+        told = self._news()
+        if told is not None:
+            if self.action == "publish" or told["directories"] == _identities(self._directories):
+                record = record_from(told["record"])
+                self._end(dataclasses.replace(record, details={**record.details, "by": told["by"]}))
+                return
+            if told["record"]["outcome"] == "hit":
+                assert self._own is not None
+                self._own.release()  # others clone at the same time
+                self._since = None
+                self._go("clone", ["--from", json.dumps(told["paths"])])
+                return
+        if self._shares and not any(self._try(lock) for lock in self._shares):
+            if late:
+                self._end(failure(self.action, "time_limit", waited_for="a free place on this node"))
+            return
+        self._go(self.action, self._arguments)
 
-    def _taken_over(self) -> Record | None:
-        """Another process's result, if it is recent enough and its directories are still the same ones."""
+    def _try(self, lock: Lock) -> bool:
+        taken = lock.take()
+        self._share = lock if taken else None
+        return taken
+
+    def _go(self, verb: str, arguments: list[str]) -> None:
+        self._began = time.monotonic()
+        left = max(1.0, self._seconds - (self._began - self._asked))
+        self._transfer = Transfer(self.action, verb=verb, seconds=left, arguments=arguments, **self._options)
+
+    def _news(self) -> dict[str, Any] | None:
+        """What another process tells of its result, if that is recent enough and its directories are the same ones."""
         if not self._result or self._since is None:
             return None
         try:
             with open(self._result, encoding="utf-8") as file:
                 told = json.load(file)
-            if self._since <= told["at"] <= time.time() + 1 and told["directories"] == _identities(
-                self._directories
-            ):
-                record = record_from(told["record"])
-                return dataclasses.replace(record, details={**record.details, "by": told["by"]})
+            # A restore counts from its end on: what it brought is there. A publication counts from its
+            # beginning: what was there then is published.
+            when = told["ended" if self.action == "restore" else "began"]
+            if self._since <= when <= time.time() + 1 and told["directories"] == _identities(told["paths"]):
+                return dict(told)
         except (OSError, ValueError, KeyError, TypeError):
             pass
         return None
 
-    def _end(self, record: Record, tell: bool = True) -> None:
+    def _end(self, record: Record, tell: bool = False) -> None:
         self.record = record
         if tell and self._result and self._since is not None and record.reason != "stopped":
-            told = {"at": time.time(), "by": os.getpid(), "directories": _identities(self._directories)}
+            told = {
+                "by": os.getpid(),
+                "began": time.time() - (time.monotonic() - self._began),
+                "ended": time.time(),
+                "paths": self._directories,
+                "directories": _identities(self._directories),
+                "record": record.to_json(),
+            }
             with contextlib.suppress(OSError, TypeError):
-                write_json(self._result, {**told, "record": dataclasses.asdict(record)})
+                write_json(self._result, told)
         for lock in (self._own, self._share):
             if lock is not None:
                 lock.release()
@@ -213,9 +234,10 @@ def write_json(path: str, value: object) -> None:
         raise
 
 
-def _identities(directories: Iterable[str]) -> dict[str, list[int]]:
+def _identities(directories: Mapping[str, str]) -> dict[str, list[int]]:
+    """Device and inode of each path: of one that was wiped meanwhile, nothing told is true."""
     found = {}
-    for path in directories:
+    for path in directories.values():
         with contextlib.suppress(OSError):
             status = os.stat(path)
             found[path] = [status.st_dev, status.st_ino]

@@ -16,15 +16,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cachehome import families, home
+from cachehome.errors import NotWarm
 from cachehome.identity import Identity, identity
 from cachehome.lifecycle.node import Step
 from cachehome.lifecycle.transfer import environment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, MutableMapping, Sequence
 
     from cachehome.lifecycle.transfer import Action
     from cachehome.settings import Settings
+    from cachehome.sync.record import Record
+
+_OURS = ("CACHEHOME_IDENTITY", "CACHEHOME_SLOT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +40,44 @@ class Place:
     identity_file: str
     environ: dict[str, str]
     """The whole environment of a process that is to use it."""
-    variables: dict[str, str]
-    """What of that environment we set."""
-    directories: dict[str, str]
-    """Family to live directory in effect, an exported one included."""
-    live: str | None
-    slot: str
-    state: str | None
-    notes: tuple[str, ...] = ()
-    """What a user should know of all that."""
+    found: home.Resolution
+
+    @property
+    def directories(self) -> dict[str, str]:
+        """Family to live directory in effect, an exported one included."""
+        return self.found.directories
+
+    @property
+    def live(self) -> str | None:
+        """The directory that holds all of ours."""
+        return self.found.live
+
+    @property
+    def slot(self) -> str:
+        """The worker that has it for itself, "" if it is shared."""
+        return self.found.slot
+
+    @property
+    def state(self) -> str | None:
+        """Where the processes of this node agree (`node`)."""
+        return os.path.join(self.found.root, ".node") if self.found.root else None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of all that."""
+        found = self.found
+        return [*found.notes, *([found.reason] if found.root is None or found.skipped else ())]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What of its environment is set by us."""
+        names = (*self.found.values, home.APPLIED, *_OURS)
+        return {name: self.environ[name] for name in names if name in self.environ}
+
+    def apply(self, environ: MutableMapping[str, str]) -> None:
+        """Make the caller's own *environ* that of this place."""
+        home.apply(self.found, environ)
+        environ.update({name: self.environ[name] for name in _OURS if name in self.environ})
 
     @property
     def private(self) -> bool:
@@ -57,14 +90,22 @@ class Place:
         """Begin to restore, unless another process of this node has done so after *since*."""
         return self._step("restore", seconds, since=since, modest=False)
 
-    def publish(self, seconds: float) -> Step:
-        """Begin to publish, at low priority."""
+    def publish(self, seconds: float, *, since: float | None = None, patient: bool = True) -> Step:
+        """Begin to publish, at low priority. See `Step` for *since* and *patient*."""
         # What was never stamped is ours all the same: the store was away when it should have been.
         adopt = ["--adopt"] if self.private else []
         at_once = self.settings.publish_tasks_per_node
         # The worker's own limit comes first: it can say what it has done.
         settings = self.settings.replace(publish_budget_seconds=max(1.0, seconds))
-        return self._step("publish", seconds, arguments=adopt, at_once=at_once, settings=settings)
+        return self._step(
+            "publish",
+            seconds,
+            since=since,
+            patient=patient,
+            arguments=adopt,
+            at_once=at_once,
+            settings=settings,
+        )
 
     def _step(
         self, action: Action, seconds: float, *, settings: Settings | None = None, **options: Any
@@ -72,7 +113,7 @@ class Place:
         return Step(
             action,
             environment(self.environ, settings or self.settings),
-            self.directories.values(),
+            self.directories,
             state=self.state,
             seconds=seconds,
             identity=self.identity_file,
@@ -106,24 +147,24 @@ def place_of(
         slot=settings.slot or None,
         make=True,
     )
+    level = os.path.dirname(found.live) if found.live and found.slot else found.live
+    file = _keep(who, level)
     job = dict(environ)
     home.apply(found, job)
-    level = os.path.dirname(found.live) if found.live and found.slot else found.live
-    job["CACHEHOME_IDENTITY"] = _keep(who, level)
+    job["CACHEHOME_IDENTITY"] = file
     if slot is not None:
         job["CACHEHOME_SLOT"] = slot
-    return Place(
-        settings=settings,
-        identity=who,
-        identity_file=job["CACHEHOME_IDENTITY"],
-        environ=job,
-        variables={name: value for name, value in job.items() if environ.get(name) != value},
-        directories=found.directories,
-        live=found.live,
-        slot=found.slot,
-        state=os.path.join(found.root, ".node") if found.root else None,
-        notes=(*found.notes, *([found.reason] if found.root is None or found.skipped else ())),
-    )
+    return Place(settings, who, file, job, found)
+
+
+def insist(record: Record, settings: Settings) -> None:
+    """Raise `NotWarm` if *settings* ask for families that *record* did not bring."""
+    warm = record.details.get("families", {})
+    cold = [
+        name for name in settings.require_warm if record.outcome != "hit" or (warm and not warm.get(name))
+    ]
+    if cold:
+        raise NotWarm(f"require_warm: {', '.join(cold)}: no warm start ({record.line()})", families=cold)
 
 
 def _chosen(settings: Settings) -> list[families.Family]:

@@ -25,8 +25,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cachehome.errors import NotWarm
 from cachehome.lifecycle import place as places
+from cachehome.lifecycle.reports import Reporter
+from cachehome.lifecycle.rounds import Round
 from cachehome.lifecycle.signals import ENDING, Signals, open_files
 from cachehome.lifecycle.watch import Rhythm
 
@@ -82,6 +83,9 @@ class Run:
         self._process: subprocess.Popen[bytes] | None = None
         self._step: Step | None = None
         self._records: list[Record] = []
+        self._rounds = 0
+        self._began = 0.0
+        self._reporter = Reporter(settings.report_dir, "run")
         self._inherited = [end for end in open_files() if end > 2 and _inheritable(end)]
 
     def go(self) -> Ended:
@@ -120,17 +124,11 @@ class Run:
         step = self._place.restore(self._settings.store_timeout_seconds, since=self._since)
         record, stopped = self._see_through(step)
         self._records.append(record)
+        self._reporter.started(self._place, record)
         self._say(record.line())
         if not stopped:
-            self._insist(record)
+            places.insist(record, self._settings)
         return stopped
-
-    def _insist(self, record: Record) -> None:
-        warm = record.details.get("families", {})
-        wanted = self._settings.require_warm
-        cold = [name for name in wanted if record.outcome != "hit" or (warm and not warm.get(name))]
-        if cold:
-            raise NotWarm(f"require_warm: {', '.join(cold)}: no warm start ({record.line()})", families=cold)
 
     def _start(self) -> Ended | None:
         """Start the command. An end if that was not possible."""
@@ -171,7 +169,7 @@ class Run:
             if self._step is None and rhythm and rhythm.due():
                 self._step = self._publish(self._settings.publish_budget_seconds)
             elif self._step and (record := self._step.poll()):
-                self._records.append(record)
+                self._ended(record, "interval" if self._rounds else "first")
                 self._step = None
                 if rhythm and record.outcome != "hit":
                     rhythm.failed()
@@ -194,7 +192,7 @@ class Run:
         """As the first process of a container: bury whatever was left to us."""
         if os.getpid() != 1:
             return
-        mine = {
+        mine = self._reporter.pids | {
             self._signals.witness,
             self._process.pid if self._process else 0,
             self._step.pid if self._step else 0,
@@ -217,10 +215,11 @@ class Run:
             if ended.crashed:
                 self._step.stop("crashed")
             record, stopped = self._see_through(self._step, until)
-            self._records.append(record)
+            self._ended(record, "interval" if self._rounds else "first")
         if not stopped and not ended.crashed and time.monotonic() < until:
             record, _ = self._see_through(self._publish(until - time.monotonic()), until)
-            self._records.append(record)
+            self._ended(record, "final")
+        self._reporter.close()
         self._say(summary(self._records, ended))
 
     @property
@@ -233,7 +232,16 @@ class Run:
 
     def _publish(self, seconds: float) -> Step:
         assert self._place is not None
+        self._began = time.time()
         return self._place.publish(seconds)
+
+    def _ended(self, record: Record, kind: str) -> None:
+        assert self._place is not None
+        self._records.append(record)
+        self._rounds += 1
+        self._reporter.published(
+            [self._place], Round(kind, self._began, time.time(), [self._place.slot], [record])
+        )
 
     def _see_through(self, step: Step, until: float = float("inf")) -> tuple[Record, int]:
         """Its record, and the number of the signal that cut it short, else 0."""

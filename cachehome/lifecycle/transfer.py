@@ -48,6 +48,7 @@ class Transfer:
         environ: Mapping[str, str],
         *,
         seconds: float,
+        verb: str = "",
         identity: str = "",
         arguments: Sequence[str] = (),
         modest: bool = True,
@@ -71,18 +72,18 @@ class Transfer:
         self._process: subprocess.Popen[bytes] | None = None
         # Files, not pipes: a child of the child can't keep them open, and nothing has to be read while it
         # runs.
-        self._out, self._talk = _scratch(), _scratch()
+        self._out, self._talk = scratch(), scratch()
         command = [sys.executable, "-m", "cachehome.lifecycle.child", "low" if modest else "normal"]
         command += [
             f"{seconds + 3 * GRACE:.3f}",
-            action,
+            verb or action,
             "--json",
             *(["--identity", identity] if identity else ()),
         ]
         try:
             self._process = subprocess.Popen(
                 [*command, *arguments],
-                env=_importable(environ),
+                env=importable(environ),
                 cwd="/",  # a name in the job's directory must not shadow a module, and the directory may be gone
                 stdin=subprocess.DEVNULL,
                 stdout=self._out,
@@ -222,14 +223,14 @@ def _with_children(pid: int) -> Iterator[int]:
                     yield from _with_children(int(child))
 
 
-def _scratch() -> IO[bytes]:
+def scratch() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         with contextlib.suppress(OSError):
             return open(os.memfd_create("cachehome"), "w+b")
     return tempfile.TemporaryFile()
 
 
-def _importable(environ: Mapping[str, str]) -> dict[str, str]:
+def importable(environ: Mapping[str, str]) -> dict[str, str]:
     """*environ* with which a child in another working directory finds this same package."""
     here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     named = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]

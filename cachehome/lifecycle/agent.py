@@ -1,0 +1,334 @@
+"""The agent: the same for a node, detached from any one process.
+
+    ROOT/.node/agent-<key>/       <key> names an identity and the live directories
+        lock                      held by the agent that works: there is one, and a second one does no harm
+        claims/<name>             one a driver; it renews its claim by touching the file, and releases it by
+                                  removing it
+        stop                      somebody asks it to end
+        status.json               what it does, for people and for those who wait
+        log                       what a detached one says
+
+It restores, watches, publishes when the directories have turned quiet and then by interval, and ends when the
+last claim is released or has not been renewed for `lease_timeout_seconds`, when nobody claims it within
+`startup_timeout_seconds`, or when it is asked to; then it publishes what remains within
+`exit_timeout_seconds`. What a killed agent left is published by the next one. Without a lease
+(`leased=False`: systemd, a sidecar) it stays until it is asked to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from cachehome import home
+from cachehome.lifecycle.node import Lock, write_json
+from cachehome.lifecycle.reports import Reporter
+from cachehome.lifecycle.rounds import Publishing
+from cachehome.lifecycle.transfer import environment, importable
+from cachehome.lifecycle.watch import Rhythm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType, TracebackType
+
+    from cachehome.lifecycle.place import Place
+    from cachehome.settings import Settings
+    from cachehome.sync.record import Record
+
+_PAUSE = 0.5
+
+
+def directory_of(place: Place) -> str:
+    """Where the agents of *place* agree. Raises OSError if there is no place for it."""
+    import hashlib
+
+    if place.state is None:
+        raise FileNotFoundError(f"no directory for an agent: {' '.join(place.notes)}")
+    words = (place.identity.build_key, place.identity.profile_key, *sorted(place.directories.values()))
+    return os.path.join(place.state, "agent-" + hashlib.sha256("\0".join(words).encode()).hexdigest()[:16])
+
+
+def directories(settings: Settings) -> list[str]:
+    """The directories of all agents that this node has or had below the root in effect."""
+    root = home.resolve(environment(os.environ, settings), local=settings.local or None).root
+    if root is None:
+        return []
+    state = os.path.join(root, ".node")
+    with contextlib.suppress(OSError):
+        return [os.path.join(state, name) for name in sorted(os.listdir(state)) if name.startswith("agent-")]
+    return []
+
+
+class Claims:
+    """The claims in an agent's directory, as one process sees them change. Clocks are not compared: a claim
+    is as old as
+    the time since its file was last seen to change."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = os.path.join(directory, "claims")
+        self._seen: dict[str, tuple[int, float]] = {}
+        self.ever = False
+
+    def look(self) -> float | None:
+        """Seconds since the last renewal of any claim; None if there is none."""
+        now = time.monotonic()
+        found: dict[str, tuple[int, float]] = {}
+        with contextlib.suppress(OSError), os.scandir(self._directory) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    changed = entry.stat().st_mtime_ns
+                    before = self._seen.get(entry.name)
+                    found[entry.name] = before if before and before[0] == changed else (changed, now)
+        self._seen = found
+        self.ever = self.ever or bool(found)
+        return min((now - at for _, at in found.values()), default=None)
+
+    def drop(self) -> None:
+        """Remove those that were seen: their drivers are gone."""
+        for name in self._seen:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self._directory, name))
+
+
+class Lease:
+    """A driver's claim on the agent of this node: `with Lease(path): ...` renews it until the end.
+
+    *path* is what `cachehome agent start` prints as `heartbeat`. Who can't use Python touches that file
+    instead.
+    """
+
+    def __init__(self, path: str, interval: float = 30.0) -> None:
+        self._path = path
+        self._interval = interval
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="cachehome-lease", daemon=True)
+
+    def renew(self) -> None:
+        """Renew it now."""
+        os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+        with open(self._path, "ab"):
+            os.utime(self._path)
+
+    def release(self) -> None:
+        """Let go: the agent may end, if this was the last claim."""
+        self._ended.set()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+    def _beat(self) -> None:
+        while not self._ended.wait(self._interval):
+            with contextlib.suppress(OSError):
+                if not self._ended.is_set():
+                    self.renew()
+
+    def __enter__(self) -> Lease:  # noqa: PYI034 - Self is newer than Python 3.10
+        self.renew()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def claim_path(directory: str, name: str) -> str:
+    """The file of the claim *name*."""
+    return os.path.join(directory, "claims", re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".") or "driver")
+
+
+class Agent:
+    """One agent in this process. `run` once, in the main thread."""
+
+    def __init__(
+        self, place: Place, say: Callable[[str], None], *, leased: bool = True, restored: bool = False
+    ) -> None:
+        self._place = place
+        self._settings = place.settings
+        self._directory = directory_of(place)
+        self._say = say
+        self._leased = leased
+        self._restored = restored
+        self._stop = ""
+        self._reporter = Reporter(self._settings.report_dir, "agent")
+        self._status: dict[str, Any] = {"pid": os.getpid(), "state": "starting", "rounds": 0, "last": None}
+
+    def run(self) -> bool:
+        """Work until there is a reason to end; whether there was anything to do (False: another agent works here)."""
+        lock = Lock(os.path.join(self._directory, "lock"))
+        for _ in range(20):  # somebody may be asking whether an agent works here
+            if lock.take():
+                break
+            time.sleep(0.05)
+        else:
+            return False
+        before = {
+            number: signal.signal(number, self._asked)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        }
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self._directory, "stop"))
+            if not self._restored:
+                self._restore()
+            self._tell("ready")
+            reason = self._watch()
+            self._say(f"agent: ends: {reason}")
+            self._tell("ending", reason=reason)
+            self._finish()
+            self._tell("ended", reason=reason)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            lock.release()
+        self._reporter.close()
+        return True
+
+    def _asked(self, number: int, _frame: FrameType | None) -> None:
+        self._stop = f"{signal.Signals(number).name}"
+
+    def _restore(self) -> None:
+        record = restore(self._place, lambda: bool(self._stop))
+        if record is not None:
+            self._say(record.line())
+            self._reporter.started(self._place, record)
+
+    def _watch(self) -> str:
+        settings = self._settings
+        rhythm = Rhythm(self._place.directories.values(), settings.publish_interval_seconds)
+        claims = Claims(self._directory)
+        began = time.monotonic()
+        publishing: Publishing | None = None
+        while True:
+            reason = self._stop or self._reason(claims, began)
+            if reason:
+                if publishing is not None:
+                    self._ended(publishing, self._settings.exit_timeout_seconds)
+                return reason
+            if publishing is None and self._publishes and rhythm.due():
+                kind = "interval" if self._status["rounds"] else "first"
+                publishing = self._publish(kind, settings.publish_budget_seconds)
+            elif publishing is not None and publishing.poll() is not None:
+                if not self._ended(publishing):
+                    rhythm.failed()
+                publishing = None
+            time.sleep(min(_PAUSE, max(0.05, rhythm.pause)))
+
+    def _reason(self, claims: Claims, began: float) -> str:
+        if os.path.exists(os.path.join(self._directory, "stop")):
+            return "asked to stop"
+        if not self._leased:
+            return ""
+        age = claims.look()
+        if age is not None and age > self._settings.lease_timeout_seconds:
+            claims.drop()
+            return "lease lost"
+        if age is None and claims.ever:
+            return "released"
+        if age is None and time.monotonic() - began > self._settings.startup_timeout_seconds:
+            return "never claimed"
+        return ""
+
+    @property
+    def _publishes(self) -> bool:
+        return bool(self._settings.store) and self._settings.publish
+
+    def _publish(self, kind: str, seconds: float) -> Publishing:
+        return Publishing([self._place], seconds, kind=kind, at_once=1, patient=kind == "final")
+
+    def _ended(self, publishing: Publishing, seconds: float = 0.0) -> bool:
+        """See a round through, if it has not ended, and tell of it; whether it did its work."""
+        until = time.monotonic() + seconds
+        while publishing.poll() is None:
+            if time.monotonic() > until:
+                publishing.stop("time_limit")
+            time.sleep(0.05)
+        round_ = publishing.round
+        self._reporter.published([self._place], round_)
+        for record in round_.records:
+            self._say(record.line())
+        self._status["rounds"] += 1
+        self._tell("ready", last=round_.records[-1].to_json() if round_.records else None)
+        return round_.done
+
+    def _finish(self) -> None:
+        if self._publishes:
+            self._stop = ""
+            publishing = self._publish("final", self._settings.exit_timeout_seconds)
+            while publishing.poll() is None:
+                if self._stop:  # asked again: at once
+                    publishing.stop()
+                time.sleep(0.05)
+            self._ended(publishing)
+
+    def _tell(self, state: str, **facts: Any) -> None:
+        self._status |= {"state": state, "at": time.time(), "live": self._place.live, **facts}
+        with contextlib.suppress(OSError):
+            write_json(os.path.join(self._directory, "status.json"), self._status)
+
+
+def restore(place: Place, stopped: Callable[[], bool] = lambda: False) -> Record | None:
+    """Restore *place*, in bounded time; None if the settings ask for no restore."""
+    if not place.settings.store or not place.settings.restore:
+        return None
+    step = place.restore(place.settings.store_timeout_seconds, since=time.time())
+    while (record := step.poll()) is None:
+        if stopped():
+            step.stop()
+        time.sleep(0.02)
+    return record
+
+
+def detach(place: Place, *, leased: bool) -> subprocess.Popen[bytes]:
+    """Start an agent for *place* that outlives this process, its terminal and its process group."""
+    directory = directory_of(place)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    command = [
+        sys.executable,
+        "-m",
+        "cachehome",
+        "agent",
+        "run",
+        "--restored",
+        *([] if leased else ["--no-lease"]),
+    ]
+    variables = {**environment(place.environ, place.settings), "CACHEHOME_IDENTITY": place.identity_file}
+    with open(os.path.join(directory, "log"), "ab") as log:
+        return subprocess.Popen(
+            command,
+            env=importable(variables),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def working(directory: str) -> bool:
+    """Whether an agent works there now."""
+    lock = Lock(os.path.join(directory, "lock"))
+    taken = lock.take()
+    lock.release()
+    return not taken
+
+
+def status(directory: str) -> dict[str, Any]:
+    """What the agent of *directory* says of itself, checked against whether it works: a killed one can't tell."""
+    found: dict[str, Any] = {"state": "none", "pid": None, "rounds": 0, "live": None, "last": None}
+    with contextlib.suppress(OSError, ValueError), open(os.path.join(directory, "status.json"), "rb") as file:
+        found |= json.load(file)
+    if found["state"] != "ended" and not working(directory):
+        found["state"] = "killed"
+    found["claims"] = []
+    with contextlib.suppress(OSError):
+        found["claims"] = sorted(os.listdir(os.path.join(directory, "claims")))
+    return {**found, "directory": directory}
