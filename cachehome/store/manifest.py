@@ -210,7 +210,7 @@ def split(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
     if len(data) > MAX_STORED:
         raise _broken(name, "larger than any manifest")
     stored = data[len(line) + 1 :]
-    if hashlib.sha256(stored).hexdigest() != header["sha256"]:
+    if hashlib.sha256(stored).hexdigest() != header.get("sha256"):
         raise _broken(name, "sha256 differs")
     return header, stored
 

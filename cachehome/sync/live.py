@@ -20,7 +20,7 @@ import stat
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 from cachehome.errors import ConfigError
@@ -69,9 +69,11 @@ class Live:
         if not isinstance(document, dict):
             return None
         try:
-            return Stamp(**document)
+            found = Stamp(**document)
         except TypeError:
             return None
+        kinds = (str, bool, int, int if found.generation is not None else type(None), str)
+        return found if tuple(map(type, astuple(found))) == kinds else None
 
     def write_stamp(self, stamp: Stamp) -> None:
         """Replace the stamp."""
