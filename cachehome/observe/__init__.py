@@ -1,0 +1,16 @@
+"""What was used: counters in each process, their log, the verdict; and repairs of what a restore cannot repair.
+
+    watch        notices when a module of torch or Triton has been imported, and hands it to
+      kernels      Triton's cache, counted
+      inductor     Inductor's and AOTAutograd's caches, counted
+      relocation   repair: autotuners that name the directory they were made in
+      headers      repair: a precompiled header that nothing needs
+      ir           repair: a kernel that was restored without its IR, and is asked for it
+    activity     the log of one process, which they write to
+    history      the logs of many processes, added up
+    verdict      warm, partly warm, inert or cold, and why
+    page         the same for a browser
+
+A torch or Triton whose inside differs costs a counter or a repair, never a job: what could not be watched is
+`unknown`, not zero.
+"""

@@ -1,0 +1,159 @@
+"""The activity log: what one process took from its caches, and what it made. `activity-PID.jsonl`, a line an event.
+
+    {"event": "process", "t": ..., "pid": ..., "parent": ..., "run": ..., "program": ..., "rank": ...}   first line
+    {"event": "watched", "what": "fx"}                            this group of counters tells the truth here
+    {"event": "unknown", "what": "fx", "why": ...}                this one says nothing: torch's inside differs
+    {"event": "counts", "add": {"fx_hits": 1}}                    counters, as differences
+    {"event": "missed", "what": "triton", "name": ..., "key": ...}   looked up, not found
+    {"event": "made", "what": "triton", "key": ..., "seconds": ...}  compiled instead, and how long that took
+    {"event": "used", "what": "triton", "key": ...}               found
+    {"event": "directories", "inductor": ..., "triton": ...}      in effect, whenever they change
+
+The log lies in `report_dir`, else in `.cachehome/activity` of the live directory. Each event is written at once: a
+server that is killed must not lose them. There is none while diagnostics are off, and none where it can't be
+written; a log that has grown to `LARGEST` bytes ends with the event `full`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+LARGEST = 16 << 20
+OLD = 14 * 86_400.0  # seconds after which a log may go
+PREFIX, SUFFIX = "activity-", ".jsonl"
+VARIABLES = {"inductor": "TORCHINDUCTOR_CACHE_DIR", "triton": "TRITON_CACHE_DIR"}
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+
+
+class Log:
+    """The log of this process. Never raises; a child of a fork begins its own."""
+
+    def __init__(self) -> None:
+        self._begin()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._file = -1
+        self._written = 0
+        self._closed = False
+        self._directories: dict[str, str] = {}
+        # A fork inherits the patches of its parent, so what the parent could watch is watched here, too.
+        self._told = list(getattr(self, "_told", []))
+
+    def add(self, **counts: float) -> None:
+        """Add to counters."""
+        self.note("counts", add=counts)
+
+    def watched(self, group: str, why_not: str = "") -> None:
+        """Say whether the counters of *group* can be believed."""
+        fact = {"what": group, "why": why_not} if why_not else {"what": group}
+        self._told.append(("unknown" if why_not else "watched", fact))
+        if self._file >= 0:
+            self.note(*self._told[-1][:1], **fact)
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Write one event."""
+        from cachehome.observe import watch
+
+        if not watch.counting or self._closed:
+            return
+        try:
+            with self._lock:
+                if self._file < 0:
+                    self._open()
+                self._look_at_directories()
+                self._write(event, facts)
+        except Exception:
+            self._closed = True  # a full disk, a directory that is gone: a log is worth nobody's job
+
+    def _write(self, event: str, facts: dict[str, Any]) -> None:
+        line = json.dumps({"event": event, "t": round(time.time(), 3), **facts}, default=str).encode() + b"\n"
+        if self._written + len(line) > LARGEST:
+            line, self._closed = b'{"event": "full"}\n', True
+        os.write(self._file, line)
+        self._written += len(line)
+
+    def _open(self) -> None:
+        directory = place()
+        if not directory:
+            self._closed = True
+            return
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        _tidy(directory)
+        for number in range(1000):
+            name = f"{PREFIX}{os.getpid()}{f'-{number}' if number else ''}{SUFFIX}"
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+                self._file = os.open(os.path.join(directory, name), flags, 0o600)
+                break
+            except FileExistsError:
+                continue  # another container's process of that number, or one of long ago
+        self._write("process", process())
+        for event, fact in self._told:
+            self._write(event, fact)
+
+    def _look_at_directories(self) -> None:
+        now = {family: os.environ.get(variable, "") for family, variable in VARIABLES.items()}
+        if now != self._directories:
+            self._directories = now
+            self._write("directories", now)
+
+
+def place() -> str:
+    """The directory of the logs: `report_dir`, else `.cachehome/activity` of a live directory; "" if there is none."""
+    from cachehome.settings import Settings
+
+    told = Settings.load(lenient=True).report_dir
+    if told:
+        return told
+    live = next((os.environ[variable] for variable in VARIABLES.values() if os.environ.get(variable)), "")
+    return below(live) if os.path.isabs(live) else ""
+
+
+def below(live: str) -> str:
+    """Where the logs of a live directory lie, if there is no `report_dir`."""
+    return os.path.join(live, ".cachehome", "activity")
+
+
+def process() -> dict[str, Any]:
+    """What the first line says of this process: nothing of its arguments but the program, which may hold secrets."""
+    from cachehome import __version__
+    from cachehome.observe import watch
+
+    script = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else "-c"
+    role = "compile worker" if "compile_worker" in script else ""
+    rank = next((f"{name}={os.environ[name]}" for name in RANKS if os.environ.get(name)), "")
+    versions = {name: str(getattr(sys.modules.get(name), "__version__", "")) for name in ("torch", "triton")}
+    return {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "run": os.environ.get(watch.RUN, ""),
+        "program": os.path.basename(script),
+        "role": role,
+        "rank": rank,
+        "cachehome": __version__,
+        **versions,
+    }
+
+
+def _tidy(directory: str) -> None:
+    """Remove logs of long ago."""
+    limit = time.time() - OLD
+    with os.scandir(directory) as listing:
+        for entry in listing:
+            if (
+                entry.name.startswith(PREFIX)
+                and entry.name.endswith(SUFFIX)
+                and entry.stat(follow_symlinks=False).st_mtime < limit
+            ):
+                os.unlink(entry.path)
+
+
+log = Log()

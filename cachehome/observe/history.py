@@ -1,0 +1,214 @@
+"""The logs of many processes, added up: one `Activity` for a run with its compile workers and ranks.
+
+A counter is known only where each process that wrote one, and should have, could watch it; else it is `None`, and
+is printed as `unknown`. The same holds for the work of compile workers that left no log: they start with an
+environment of their own, and without the start-up hook nobody watches them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cachehome.observe.activity import PREFIX, SUFFIX
+
+# group -> its counters
+GROUPS: dict[str, tuple[str, ...]] = {
+    "fx": ("fx_hits", "fx_misses", "fx_bypasses", "saved_fx_seconds"),
+    "aot": ("aot_hits", "aot_misses", "aot_bypasses", "saved_aot_seconds"),
+    "bundles": ("bundled_kernels", "autotuners_loaded"),
+    "triton": ("triton_hits", "triton_misses", "triton_puts", "triton_seconds"),
+    "benchmarks": ("benchmarks",),
+    "tuning": ("kernels_tuned",),
+    "compilers": ("cxx_kernels", "cxx_headers", "cxx_probes", "cxx_queries", "ptxas"),
+}
+# Counters that something outside every group writes, or that say 0 where nothing was written.
+PLAIN = ("kernels_requested", "kernels_preloaded", "compile_seconds", "workers", "saved_unknown")
+REPAIRS = ("autotuners_repaired", "autotuners_unrepaired", "headers_skipped", "kernels_completed")
+_INDUCTOR = frozenset({"fx", "aot", "bundles", "benchmarks", "tuning", "compilers"})
+GROUP_OF = {counter: group for group, counters in GROUPS.items() for counter in counters}
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One log."""
+
+    path: str
+    facts: dict[str, Any]
+    counts: Counter[str]
+    watched: frozenset[str]
+    unknown: dict[str, str]
+    events: tuple[dict[str, Any], ...]
+    full: bool = False
+
+    @property
+    def began(self) -> float:
+        return float(self.facts.get("t") or 0.0)
+
+    @property
+    def worker(self) -> bool:
+        return self.facts.get("role") == "compile worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a run took from its caches. `counts`: None for what is not known."""
+
+    run: str
+    began: float
+    processes: int
+    ranks: tuple[str, ...]
+    counts: dict[str, float | None]
+    unknown: dict[str, str]
+    missed: dict[str, list[str]]
+    tuned: list[str]
+    directories: dict[str, list[str]]
+    """Family to the directories in effect, in the order in which they came to be."""
+    made_seconds: dict[str, float] = field(default_factory=dict)
+    """Key of a Triton kernel that was compiled to how long that took."""
+    used: dict[str, list[str]] = field(default_factory=dict)
+
+    def __getitem__(self, counter: str) -> float | None:
+        return self.counts.get(counter)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read(path: str) -> Process | None:
+    """The log *path*; None if it is none. A line that was cut short is left out."""
+    facts: dict[str, Any] = {}
+    counts: Counter[str] = Counter()
+    watched: set[str] = set()
+    unknown: dict[str, str] = {}
+    events: list[dict[str, Any]] = []
+    full = False
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        try:
+            event = json.loads(line)
+            kind = event["event"]
+            if kind == "process":
+                facts = event
+            elif kind == "counts":
+                for name, count in event["add"].items():
+                    counts[str(name)] += count
+            elif kind == "watched":
+                watched.add(event["what"])
+            elif kind == "unknown":
+                unknown[event["what"]] = str(event.get("why", ""))
+            elif kind == "full":
+                full = True
+            else:
+                events.append(event)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    if not facts:
+        return None
+    return Process(path, facts, counts, frozenset(watched - set(unknown)), unknown, tuple(events), full)
+
+
+def logs(*directories: str) -> list[Process]:
+    """All logs in *directories*, oldest first."""
+    found = [process for path in _paths(directories) if (process := read(path))]
+    return sorted(found, key=lambda process: process.began)
+
+
+def _paths(directories: Iterable[str]) -> Iterator[str]:
+    for directory in directories:
+        try:
+            names = sorted(os.listdir(directory))
+        except OSError:
+            continue
+        yield from (os.path.join(directory, n) for n in names if n.startswith(PREFIX) and n.endswith(SUFFIX))
+
+
+def runs(processes: Iterable[Process]) -> list[Activity]:
+    """One activity for each run, oldest first."""
+    by_run: dict[str, list[Process]] = {}
+    for process in processes:
+        by_run.setdefault(str(process.facts.get("run", "")), []).append(process)
+    return sorted((total(members) for members in by_run.values()), key=lambda activity: activity.began)
+
+
+def total(processes: list[Process]) -> Activity:
+    """*processes*, at least one, added up."""
+    summed: Counter[str] = Counter()
+    for process in processes:
+        summed.update(process.counts)
+    unknown = _unknown(processes)
+    counts: dict[str, float | None] = {}
+    for counter, group in GROUP_OF.items():
+        counts[counter] = None if group in unknown else _number(summed[counter])
+    for counter in (*PLAIN, *REPAIRS):
+        counts[counter] = _number(summed[counter])
+    missed: dict[str, list[str]] = {}
+    used: dict[str, list[str]] = {}
+    tuned: list[str] = []
+    made: dict[str, float] = {}
+    directories: dict[str, list[str]] = {}
+    for process in processes:
+        for event in process.events:
+            kind, what = event["event"], str(event.get("what", ""))
+            if kind == "missed":
+                missed.setdefault(what, []).append(str(event.get("name") or event.get("key") or ""))
+            elif kind == "used":
+                used.setdefault(what, []).append(str(event.get("key", "")))
+            elif kind == "tuned":
+                tuned.append(str(event.get("name") or event.get("file") or ""))
+            elif kind == "made" and isinstance(event.get("seconds"), (int, float)):
+                made[str(event.get("key", ""))] = float(event["seconds"])
+            elif kind == "directories" and not process.worker:
+                for family in ("inductor", "triton"):
+                    seen = directories.setdefault(family, [])
+                    place = str(event.get(family) or "")
+                    if place and (not seen or seen[-1] != place):
+                        seen.append(place)
+    main = [process for process in processes if not process.worker]
+    first = min(processes, key=lambda process: process.began)
+    return Activity(
+        run=str(first.facts.get("run", "")),
+        began=first.began,
+        processes=len(processes),
+        ranks=tuple(sorted({str(p.facts["rank"]) for p in main if p.facts.get("rank")})),
+        counts=counts,
+        unknown=unknown,
+        missed=missed,
+        tuned=tuned,
+        directories=directories,
+        made_seconds=made,
+        used=used,
+    )
+
+
+def _unknown(processes: list[Process]) -> dict[str, str]:
+    """Group to the reason for which its counters say nothing."""
+    unknown: dict[str, str] = {}
+    for process in processes:
+        unknown.update((group, why) for group, why in process.unknown.items() if group in GROUPS)
+        if process.full:
+            unknown.update(dict.fromkeys(GROUPS, f"{process.path} is full"))
+        # A module of another name was never noticed. Where Inductor has worked, all of these are imported.
+        if any(
+            process.counts[name]
+            for name in ("fx_hits", "fx_misses", "aot_hits", "aot_misses", "compile_seconds")
+        ):
+            for group in _INDUCTOR - process.watched:
+                unknown.setdefault(group, "its module was never imported: this torch is built in another way")
+    pools = [event for process in processes for event in process.events if event["event"] == "pool"]
+    asked = any(p.counts["kernels_requested"] > p.counts["kernels_preloaded"] for p in processes)
+    if pools and asked and not any(process.worker for process in processes):
+        unknown.setdefault("triton", "the compile workers left no log: they run without the start-up hook")
+    return unknown
+
+
+def _number(count: float) -> float:
+    return int(count) if count == int(count) else round(count, 3)

@@ -1,0 +1,142 @@
+"""The repair of kernels without IR: who asks a slim kernel for its text gets it.
+
+A slim restore leaves out what a launch never reads: Triton's source, ttir, ttgir, llir, ptx, amdgcn. Those who do
+read it ask the kernel, `kernel.asm["ttir"]`. Here such a kernel is compiled again when it is asked for the first
+time, which also completes its directory. Overrides and dumps (TRITON_KERNEL_OVERRIDE, TRITON_KERNEL_DUMP) act
+while a kernel is compiled and never read a cached one.
+
+AOTInductor packs the assembly of each kernel that it compiles: for those it is there before anybody asks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cachehome.observe import patches
+from cachehome.observe.activity import log
+
+# By the binary that a kernel has: what it had before, in the order of compilation.
+TEXTS = {
+    "cubin": ("source", "ttir", "ttgir", "llir", "ptx"),
+    "hsaco": ("source", "ttir", "ttgir", "llir", "amdgcn"),
+}
+
+
+def install(module: Any) -> None:
+    """Repair `triton.compiler.compiler`."""
+    try:
+        plain = patches.member(module, "AsmDict")
+        compile_kernel = patches.member(module, "compile")
+        lazy = _lazy(plain)
+
+        def made(_none: Any, args: tuple[Any, ...], _kwargs: Any) -> None:
+            kernel = args[0]
+            if type(kernel.asm) is plain and texts_of(kernel.asm):
+                kernel.asm.__class__ = lazy
+                kernel.asm.complete = lambda: complete(kernel, compile_kernel)
+
+        patches.after(patches.member(module, "CompiledKernel"), "__init__", made)
+    except patches.Unfamiliar as error:
+        log.watched("ir", str(error))
+    else:
+        log.watched("ir")
+
+
+def install_aot(module: Any) -> None:
+    """Repair `torch._inductor.runtime.triton_heuristics`, for kernels that AOTInductor will pack."""
+    try:
+        patches.after(patches.member(module, "CachingAutotuner"), "_precompile_config", _packed)
+    except patches.Unfamiliar as error:
+        log.watched("ir", str(error))
+
+
+def _packed(result: Any, args: tuple[Any, ...], _kwargs: Any) -> None:
+    asm: Any = getattr(getattr(result, "kernel", None), "asm", None)
+    if (args[0].inductor_meta or {}).get("store_cubin") and hasattr(asm, "complete"):
+        asm.fill()
+
+
+def texts_of(asm: Any) -> tuple[str, ...]:
+    """The texts that a slim kernel lacks; () if it is not slim."""
+    for binary, texts in TEXTS.items():
+        if dict.__contains__(asm, binary):
+            return () if any(dict.__contains__(asm, text) for text in texts) else texts
+    return ()
+
+
+def complete(kernel: Any, compile_kernel: Any) -> dict[str, Any]:
+    """The texts of a slim *kernel*, by compiling it again."""
+    from triton import knobs
+
+    metadata = kernel.metadata._asdict()
+    # From JSON: what were tuples are lists, and the key of the kernel's directory would be another.
+    options = {
+        name: _tuples(value) for name, value in metadata.items() if name not in ("hash", "target", "name")
+    }
+    with knobs.compilation.scope():
+        knobs.compilation.always_compile = True
+        again = compile_kernel(kernel.src, target=metadata["target"], options=options)
+    log.add(kernels_completed=1)
+    return dict(again.asm)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _lazy(plain: Any) -> Any:
+    """A subclass of Triton's `AsmDict` that fetches what it lacks when somebody looks."""
+
+    class SlimAsmDict(plain):  # type: ignore[misc]
+        def fill(self) -> None:
+            if texts_of(self):
+                found = self.complete()
+                for name, text in found.items():
+                    dict.setdefault(self, name, text)
+
+        def __missing__(self, key: str) -> Any:
+            if key not in texts_of(self):
+                return super().__missing__(key)
+            try:
+                self.fill()
+                return dict.__getitem__(self, key)
+            except Exception as error:
+                raise KeyError(
+                    f"{key!r} was left out of a slim restore, and compiling it again failed ({error!r});"
+                    " CACHEHOME_SLIM=off restores it"
+                ) from error
+
+        def get(self, key: str, default: Any = None) -> Any:
+            try:
+                return self[key]
+            except KeyError:
+                return default
+
+        def __contains__(self, key: object) -> bool:
+            return dict.__contains__(self, key) or key in texts_of(self)
+
+        def __iter__(self) -> Any:
+            self.fill()
+            return dict.__iter__(self)
+
+        def __len__(self) -> int:
+            self.fill()
+            return dict.__len__(self)
+
+        def keys(self) -> Any:
+            self.fill()
+            return dict.keys(self)
+
+        def values(self) -> Any:
+            self.fill()
+            return dict.values(self)
+
+        def items(self) -> Any:
+            self.fill()
+            return dict.items(self)
+
+        def __reduce_ex__(self, _protocol: object) -> Any:
+            # Other processes need not know us.
+            return plain, (dict(dict.items(self)),)
+
+    return SlimAsmDict
