@@ -33,7 +33,7 @@ def _python(code: str, *arguments: str, **environ: str) -> object:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -68,6 +68,7 @@ print(json.dumps(changed))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_what_inductor_reads_into_its_configuration() -> None:
     pytest.importorskip("torch")
     claims = {
@@ -101,6 +102,7 @@ _BY_ANOTHER_WAY = {"PTXAS_OPTIONS", "TRITON_LIBDEVICE_PATH"}
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_what_triton_hashes() -> None:
     pytest.importorskip("triton")
     ours = {line.pattern: line for line in ROWS if not line.pattern.startswith(("TORCH", "PYTORCH"))}
@@ -148,6 +150,7 @@ HITS = [
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_real_kernels_for_sm_90(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     found = _python(_KERNEL, *MISSES, *HITS, TRITON_CACHE_DIR=str(tmp_path / "triton"))
@@ -209,6 +212,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("setting", GRAPHS)
 def test_real_graphs(setting: str, graph: dict[str, str]) -> None:
     name, _, value = setting.partition("=")
