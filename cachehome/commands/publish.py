@@ -20,7 +20,10 @@ SETTINGS = (
     "compression",
     "max_storage_bytes",
     "publish_budget_seconds",
+    "store_owners",
+    "shared",
     "signing_key",
+    "trusted_keys",
 )
 
 

@@ -19,6 +19,7 @@ SETTINGS = (
     "slim",
     "store_timeout_seconds",
     "store_owners",
+    "shared",
     "trusted_keys",
 )
 

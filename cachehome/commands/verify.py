@@ -63,7 +63,7 @@ def _build(store: Store, build: str, totals: dict[str, int], problems: list[dict
         totals["packs"] += 1
         try:
             _pack(store, build, pack, files[sha256], totals)
-        except (IntegrityError, NotInStore) as error:
+        except (IntegrityError, NotInStore, PermissionError) as error:
             problems.append({"name": f"{build[:8]}/{pack.name}", "message": str(error)})
     totals["unnamed_packs"] += len(store.packs(build) - set(packs))
 
