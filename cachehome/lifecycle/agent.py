@@ -184,12 +184,12 @@ class Agent:
             self._say(f"agent: ends: {reason}")
             self._tell("ending", reason=reason)
             self._finish()
+            self._reporter.close()
             self._tell("ended", reason=reason)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
             lock.release()
-        self._reporter.close()
         return True
 
     def _asked(self, number: int, _frame: FrameType | None) -> None:

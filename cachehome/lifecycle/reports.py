@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from cachehome.lifecycle.node import write_json
-from cachehome.lifecycle.transfer import importable, scratch
+from cachehome.lifecycle.transfer import abandon, importable, scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +39,10 @@ VERSION = 1
 STARTS, PROGRESS, WORKERS = "compiler-cache.json", "compiler-cache-progress.json", "workers"
 SCHEMAS = {STARTS: "compiler-cache.schema.json", PROGRESS: "compiler-cache-progress.schema.json"}
 _MOST = 64  # workers that each may merge everybody's parts; beyond it only the first one does
-_PATIENCE = 2.0
+_MOST_WRITERS = (
+    4  # more of them hang in a dead directory, and what they would have told is told by the next one
+)
+_PATIENCE, _LIMIT = 2.0, 60
 
 
 class Reporter:
@@ -85,8 +89,11 @@ class Reporter:
         """Give the last writers a moment."""
         until = time.monotonic() + _PATIENCE
         for writer in self._writers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 writer.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                abandon(writer)
+        self._writers.clear()
 
     def _worker(self, place: Place) -> dict[str, Any]:
         if place.slot not in self._workers:
@@ -109,13 +116,13 @@ class Reporter:
         return self._workers[place.slot]
 
     def _write(self, slot: str) -> None:
-        if not self._directory:
+        self._writers = [writer for writer in self._writers if writer.poll() is None]
+        if not self._directory or len(self._writers) >= _MOST_WRITERS:
             return
         with contextlib.suppress(OSError, ValueError):
             part = scratch()
             part.write(json.dumps(self._workers[slot]).encode())
             part.seek(0)
-            self._writers = [writer for writer in self._writers if writer.poll() is None]
             self._writers.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "cachehome.lifecycle.reports", self._directory],
@@ -190,6 +197,8 @@ def schema(name: str) -> dict[str, Any]:
 
 def main(directory: str) -> int:
     """Store a part that comes from stdin, and make the reports anew."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(_LIMIT)
     part = json.load(sys.stdin)
     os.makedirs(os.path.join(directory, WORKERS), exist_ok=True)
     write_json(os.path.join(directory, WORKERS, f"{part['worker']}.json"), part)

@@ -102,7 +102,10 @@ class Run:
             Exception
         ) as error:  # a probe, a full disk, a strange home: the command runs as it would without us
             self._say(f"no warm start: {error}")
-        for note in self._place.notes if self._place else ():
+        for note in (
+            *(self._place.notes if self._place else ()),
+            *_out_of_reach(self._environ, self._command),
+        ):
             self._say(note)
         stopped = self._before()
         if stopped:
@@ -269,6 +272,18 @@ def summary(records: Sequence[Record], ended: Ended) -> str:
         return last.line()
     files, size = sum(record.files for record in rounds), sum(record.bytes for record in rounds)
     return f"{last.line()}; {len(rounds)} rounds: {files} files, {size / 1e6:.1f} MB"
+
+
+def _out_of_reach(environ: Mapping[str, str], command: Sequence[str]) -> list[str]:
+    """What runs elsewhere, and is started by somebody else, without our variables."""
+    address = environ.get("RAY_ADDRESS", "")
+    submits = os.path.basename(command[0]) == "ray" and "submit" in command[1:4]
+    if not submits and address in ("", "local"):
+        return []
+    where = f"at {address}" if address else "that it submits to"
+    return [
+        f"the Ray cluster {where} started its workers itself: they are not reached, only what this command starts"
+    ]
 
 
 def _popen(command: list[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:

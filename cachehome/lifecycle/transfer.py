@@ -112,7 +112,7 @@ class Transfer:
                 self._signal(signal.SIGKILL)  # whatever its group still holds
             self._finish(self._read(status))
         elif self._abandon is not None and now >= self._abandon:
-            _abandoned.append(self._process)
+            abandon(self._process)
             self._finish(failure(self.action, self._reason, abandoned=self._process.pid))
         elif self._kill is not None and now >= self._kill:
             self._signal(signal.SIGKILL)
@@ -169,6 +169,11 @@ class Transfer:
         if status < 0:
             said = f"ended by signal {-status}"
         return failure(self.action, said or f"ended with status {status}")
+
+
+def abandon(process: subprocess.Popen[bytes]) -> None:
+    """Go on without *process*, which does not end."""
+    _abandoned.append(process)
 
 
 def failure(action: str, reason: str, outcome: str = "unavailable", **details: Any) -> Record:

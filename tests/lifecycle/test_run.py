@@ -380,6 +380,18 @@ def test_require_warm(node):
     assert node.run("run", "--", "echo", "ran", CACHEHOME_REQUIRE_WARM="inductor").stdout == "ran\n"
 
 
+@pytest.mark.parametrize(
+    ("environ", "command", "said"),
+    [
+        ({"RAY_ADDRESS": "ray://head:10001"}, ["true"], True),
+        ({"RAY_ADDRESS": "local"}, ["true"], False),
+        ({}, ["true"], False),
+    ],
+)
+def test_it_says_that_a_remote_ray_cluster_is_out_of_reach(node, environ, command, said):
+    assert ("Ray cluster" in node.run("run", "--", *command, **environ).stderr) is said
+
+
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 def test_as_the_first_process_of_a_container(node):
     """It buries orphans, passes signals on, and gives a status although the kernel spares it their effect."""

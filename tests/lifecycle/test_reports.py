@@ -1,0 +1,109 @@
+"""Reports: what each worker wrote, against the schemas that are shipped."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import jsonschema
+import pytest
+
+import cachehome
+from cachehome.lifecycle import reports
+
+
+def check(directory) -> dict[str, dict[str, object]]:
+    found = {}
+    for name in (reports.STARTS, reports.PROGRESS):
+        found[name] = json.loads((directory / name).read_text())
+        schema = reports.schema(name)
+        jsonschema.Draft202012Validator.check_schema(schema)
+        jsonschema.validate(found[name], schema, format_checker=jsonschema.FormatChecker())
+    return found
+
+
+def leave(directory: str, number: int) -> None:
+    from pathlib import Path
+
+    path = Path(directory) / "ab" / f"c{number}.best_config"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"n": number}))
+
+
+def test_run_reports(node):
+    node.run("run", "--", "true")
+    found = check(node.reports)
+    (worker,) = found[reports.STARTS]["workers"]
+    assert (worker["via"], worker["start"]["reason"]) == ("run", "no_published_generation")
+    assert [row["kind"] for row in found[reports.PROGRESS]["rounds"]] == ["final"]
+    assert not list(node.reports.rglob("*.tmp"))
+
+
+def test_session_reports_each_slot(node):
+    with cachehome.Session(environ=dict(node.environ), slots=["a", "b"], handlers=False) as session:
+        for slot in "ab":
+            leave(session.environ(slot)["TORCHINDUCTOR_CACHE_DIR"], ord(slot))
+        session.round_completed()
+    found = check(node.reports)
+    assert [worker["slot"] for worker in found[reports.STARTS]["workers"]] == ["a", "b"]
+    rounds = found[reports.PROGRESS]["rounds"]
+    assert [row["kind"] for row in rounds] == ["first"] * 2 + ["final"] * 2
+    assert {phase for row in rounds for phase in row["seconds"]} >= {
+        "wait",
+        "scan",
+        "pack",
+        "upload",
+        "commit",
+    }
+
+
+def test_agent_reports(node):
+    node.run("agent", "start")
+    node.run("agent", "release", "--wait")
+    found = check(node.reports)
+    assert {worker["via"] for worker in found[reports.STARTS]["workers"]} == {"agent"}
+
+
+def test_overlaps_are_marked():
+    def part(worker: str, *spans: tuple[str, str]):
+        rows = [{"began": f"2026-01-01T00:00:{b}", "ended": f"2026-01-01T00:00:{e}"} for b, e in spans]
+        return {"version": 1, "worker": worker, "rounds": rows}
+
+    merged = reports.merge([part("a", ("00", "10"), ("20", "30")), part("b", ("05", "15"), ("30", "40"))])
+    rows = [(row["worker"], row["overlaps"]) for row in merged[reports.PROGRESS]["rounds"]]
+    assert rows == [("a", True), ("b", True), ("a", False), ("b", False)]
+
+
+def test_the_verb(node):
+    assert node.run("report").returncode == 3
+    node.run("run", "--", "true")
+    shown = node.run("report")
+    assert shown.returncode == 0
+    assert "no_published_generation" in shown.stdout
+    told = json.loads(node.run("report", "--json", str(node.reports)).stdout)
+    jsonschema.validate(told["starts"], reports.schema(reports.STARTS))
+    assert node.run("report", CACHEHOME_REPORT_DIR="-").returncode == 2
+
+
+def test_broken_parts_are_left_out(node):
+    node.run("run", "--", "true")
+    (node.reports / "workers" / "broken.json").write_text('{"version"')
+    (node.reports / "workers" / "newer.json").write_text('{"version": 99}')
+    assert len(json.loads(node.run("report", "--json").stdout)["starts"]["workers"]) == 1
+
+
+@pytest.mark.parametrize("hung", [True, False], indirect=True, ids=["killable", "unkillable"])
+def test_a_report_directory_that_hangs_holds_nobody_up(node, hung):
+    hung.begin()
+    began = time.monotonic()
+    ended = node.run(
+        "run", "--", "sh", "-c", "exit 5", CACHEHOME_STORE="-", CACHEHOME_REPORT_DIR=str(node.store)
+    )
+    assert ended.returncode == 5
+    environ = dict(node.environ) | {
+        "CACHEHOME_STORE": str(node.directory),
+        "CACHEHOME_REPORT_DIR": str(node.store),
+    }
+    with cachehome.Session(environ=environ, handlers=False):
+        pass
+    assert time.monotonic() - began < 60
