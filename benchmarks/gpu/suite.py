@@ -158,7 +158,9 @@ class Suite:
             saw = [
                 json.loads((reports / f"out-{rank}.json").read_text()) for rank in range(self.options.gpus)
             ]
+            steps = saw[0].pop("seconds")
             row |= saw[0] | {
+                "steps": steps,
                 "outputs": [one["outputs"] for one in saw],
                 "choices": [one["choices"] for one in saw],
             }
