@@ -92,7 +92,7 @@ class _Restore(Work):
             with self.phases("lock"):
                 # One of a node's workers fetches; the others find it done. If the lock can't be had, go on
                 # without.
-                stack.enter_context(self.targets[0].live.locked(self.settings.store_timeout_seconds))
+                stack.enter_context(self.targets[0].live.locked(self.settings.store_timeout_seconds / 2))
             for target in self.targets:
                 target.live.tidy()
             with self.phases("scan"):
