@@ -607,3 +607,28 @@ def test_the_count() -> None:
     assert len(PAYLOADS) == 120
     assert len(MISFITS) == 14
     # and 39 below JSON, 1 too large, 17 packs, 6 that are no files, 1 of tar, 9 groups: 207 attacks
+
+
+# -- the other way: what a publisher must not write --------------------------------------------------------------------
+
+
+def test_names_that_no_reader_would_take_are_left_out(tmp_path: Path) -> None:
+    place = Place(tmp_path).make()
+    source = place.live()
+    (source / "ab").mkdir()
+    longest = "n" * 252
+    for name in (b"a\\b", b"a\nb", b"a\x1bb", b"a\xffb", b"good", longest.encode(), "é".encode()):
+        with open(os.path.join(os.fsencode(source), b"ab", name + b".py"), "wb") as file:
+            file.write(b"x = 1\n")
+    record = place.publish(live=source)
+    assert (record.outcome, record.entries) == ("hit", 3)
+    assert len(record.details["left_out"]) == 4
+    assert place.restore()[1] == {"good", longest, "é"}
+
+
+def test_entries_that_exclude_each_other_are_not_committed(arena: Arena) -> None:
+    """Another publisher has a file where ours has a directory: a generation with both could never be read."""
+    arena.second(manifest(add(arena.payload(), "ab/b.py/c.py", [""])))
+    record = arena.place.publish("b")
+    assert (record.outcome, record.reason) == ("rejected", "entries_collide")
+    assert arena.place.restore()[0].generation == 2
