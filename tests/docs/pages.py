@@ -88,7 +88,7 @@ def commands(block: Block) -> list[Command]:
         if raw.startswith("$ "):
             close()
             text, output, line = raw[2:], [], block.line + offset
-        elif raw.startswith("> ") and not output:
+        elif (raw == ">" or raw.startswith("> ")) and not output:
             text += "\n" + raw[2:]
         else:
             assert text, f"{name(block.page)}:{block.line + offset}: output without a command"
