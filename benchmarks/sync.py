@@ -20,6 +20,7 @@ import filecmp
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -393,6 +394,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     directory = (args.corpus or corpora.default_directory(args.kernels)).resolve()
     made = corpora.make(directory, args.kernels)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was written goes also then
     base = Path(tempfile.mkdtemp(prefix="cachehome-sync-", dir=args.target)).resolve()
     compileall.compile_dir(ROOT / "cachehome", quiet=1)  # as pip leaves an installed package
     try:
