@@ -16,10 +16,7 @@ sys.path.insert(0, str(PAGES.parents[1]))
 # Settings that are read and checked, but that no code acts on in this version.
 NOT_YET = (
     "diagnostics",
-    "report_dir",
     "heartbeat_interval_seconds",
-    "lease_timeout_seconds",
-    "startup_timeout_seconds",
 )
 NOTE = "<!-- made by docs/generate.py from {source}: change it there -->\n\n"
 

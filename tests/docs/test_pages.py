@@ -18,7 +18,7 @@ NOT_RUN = {
     "compiles for minutes; the demo has its own test": 1,
     "makes .venv and compiles for minutes": 1,
     "needs a GPU": 1,
-    "needs a cluster": 2,
+    "needs a cluster": 1,
     "needs a container engine": 2,
     "needs a package index": 2,
     "these are what continuous integration runs": 1,
