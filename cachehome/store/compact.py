@@ -16,6 +16,7 @@ import hashlib
 import os
 import tempfile
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -145,7 +146,7 @@ def compact(
     evicted = work.dropped - store.denied(build).rows
     if evicted and deny_seconds:
         now = time.time()
-        label = f"{marks.EVICTED}-{int(now)}"
+        label = f"{marks.EVICTED}-{int(now)}-{uuid.uuid4().hex[:8]}"
         store.deny(build, marks.Denied(label, marks.EVICTED, evicted, now, now + deny_seconds))
     with tempfile.TemporaryDirectory(prefix="cachehome-compact-") as directory:
         moved, made = _repack(store, build, work, directory, compression)

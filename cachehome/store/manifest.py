@@ -251,8 +251,8 @@ def _manifest(payload: dict[str, Any]) -> Manifest:
     )
     _typed(payload, families=list, origins=list, packs=list, entries=dict, files=dict)
     origins = tuple(payload["origins"])
-    if any(type(origin) is not dict for origin in origins):
-        raise ValueError("an origin is not an object")
+    for origin in origins:
+        _origin(origin)
     if len(payload["packs"]) > MAX_PACKS:
         raise ValueError("too many packs")
     packs = tuple(_pack(row) for row in payload["packs"])
@@ -274,6 +274,14 @@ def _manifest(payload: dict[str, Any]) -> Manifest:
         origins=origins,
         entries={entry.key: entry for entry in _entries(payload, raw)},
     )
+
+
+def _origin(origin: Any) -> None:
+    if type(origin) is not dict:
+        raise ValueError("an origin is not an object")
+    usual: dict[str, Any] = {"directories": {}, "tag": "", "slot": "", "publisher": {}} | origin
+    _typed(usual, directories=dict, tag=str, slot=str, publisher=dict)
+    _all(str, list(usual["directories"].values()))
 
 
 def _typed(document: dict[str, Any], **kinds: type) -> None:

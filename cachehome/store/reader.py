@@ -304,8 +304,9 @@ class Reader:
             return False
 
     def lost(self, build: str, packs: Collection[Pack]) -> list[str]:
-        """Those of *packs* that are gone, or are not as long as they must be."""
-        return [pack.sha256 for pack in packs if not self.has_pack(build, pack)]
+        """Those of *packs* that are gone. One listing, whatever their number."""
+        listed = self.packs(build) if packs else set()
+        return [pack.sha256 for pack in packs if pack.sha256 not in listed and not self.has_pack(build, pack)]
 
 
 def generation_name(build: str, profile: str, number: int) -> str:

@@ -82,6 +82,7 @@ class Store(Reader):
     def deny(self, build: str, denied: marks.Denied) -> None:
         """Add or replace a list."""
         marks.check_label(denied.label)
+        self._must_sign()
         name = f"{build}/denied/{denied.label}"
         self.backend.put(name, marks.encode(name, denied, self._sign))
 
@@ -228,6 +229,7 @@ class Store(Reader):
         upload: Upload | None,
     ) -> tuple[Generation, bool]:
         """Try to commit; (what was to be committed, whether it is there)."""
+        self._must_sign()
         manifest = replace(
             proposal,
             build=build,
@@ -249,6 +251,14 @@ class Store(Reader):
                 raise
             won = True
         return generation, won or self._is_mine(name, manifest)
+
+    def _must_sign(self) -> None:
+        """Refuse to write what those who trust the same keys as we do would not read."""
+        if self._verify is not None and self._sign is None:
+            raise Untrusted(
+                "trusted_keys is set and signing_key is not: nobody who trusts them would read it",
+                reason="no_signing_key",
+            )
 
     def _is_mine(self, name: str, manifest: Manifest) -> bool:
         """Whether the generation that is there is the one that we tried to create: a reply may be lost."""

@@ -141,6 +141,8 @@ class _Publish(Work):
         with self.phases("compare"):
             store = Store.open(self.settings.store[-1], self.settings)
             head = store.newest(build, profile, self._unreadable)
+            if head is not None:
+                store.touch(build, profile, head.manifest.line)
             start = head
             if start is None and self.settings.profile_fallback != "none":
                 start = store.fallback(build, profile)
@@ -206,7 +208,6 @@ class _Publish(Work):
             spool.remove()
         self._remember(spool)
         with self.phases("prune"):
-            store.touch(build, profile, generation.manifest.line)
             gc.on_the_way(store, build, gc.Rules.of(self.settings))
         reason = "published" if ours else "mended" if mended else "others_were_faster"
         files = [file for entry in addition.entries.values() for file in entry.files]

@@ -87,14 +87,20 @@ def stress(step: str, directory: Path, seconds: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("step", STRESS)
 def test_the_stress_program_catches_a_store_without_a_step(step: str, tmp_path: Path) -> None:
-    report = stress(step, tmp_path, 4.0)
-    assert not report["sound"], report
+    for seconds in (3.0, 8.0, 16.0):  # it is not the store that may be lucky, but a machine that is busy
+        report = stress(step, tmp_path, seconds)
+        if report[STRESS[step]]:
+            break
     assert report[STRESS[step]], report
+    assert not report["sound"], report
 
 
 def test_a_whole_store_passes(tmp_path: Path) -> None:
-    report = stress("none", tmp_path, 8.0)
-    assert report["sound"], report
+    for seconds in (8.0, 30.0):
+        report = stress("none", tmp_path, seconds)
+        assert report["sound"], report
+        if report["killed"] and report["deleted"]:
+            break
     assert report["killed"], report
     assert report["deleted"], report
     assert list(tmp_path.iterdir()) == []
