@@ -18,12 +18,17 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cachehome.errors import IntegrityError
+from cachehome.errors import IntegrityError, NotInStore, StoreUnavailable
+from cachehome.identity import Identity
+from cachehome.settings import Settings
 from cachehome.store.manifest import FORMAT, VERSION, Entry, File, Manifest, Pack, check_path, decode, encode
 from cachehome.store.pack import decompressor
 from cachehome.store.signing import seal, unseal
+from cachehome.store.store import Store
 from cachehome.sync.live import Live
+from cachehome.sync.restore import restore
 
+IDENTITY = Identity({"test": 1}, {"name": "default"})
 CORPUS = Path(__file__).parent / "corpus"
 FACTOR = int(os.environ.get("CACHEHOME_FUZZ", "1"))
 fuzz = settings(
@@ -240,6 +245,49 @@ def test_marks(data: bytes) -> None:
         assert isinstance(unseal("b/denied/x", data), bytes)
     except IntegrityError:
         pass
+
+
+class Fixed:
+    """A store of one generation, whatever its bytes, and of no pack."""
+
+    url = "fixed:"
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        if "/generations/" not in name:
+            raise NotInStore(name, name=name)
+        return self.data
+
+    def list(self, prefix: str) -> list[str]:
+        return ["00000007"] if prefix.endswith("/generations") else []
+
+    def __getattr__(self, name: str) -> Any:
+        raise StoreUnavailable(f"nothing but get and list: {name}")
+
+
+@given(documents())
+@settings(fuzz, max_examples=100 * FACTOR)
+def test_a_restore_of_odd_documents_ends_in_a_record(
+    tmp_path_factory: pytest.TempPathFactory, document: Any
+) -> None:
+    live = tmp_path_factory.getbasetemp() / "restored"
+    live.mkdir(exist_ok=True, mode=0o700)
+    if isinstance(document, dict):
+        document |= {"build": IDENTITY.build_key, "profile": IDENTITY.profile_key}
+    try:
+        data = wrapped(compressed(orjson.dumps(document)))
+    except TypeError:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "open", classmethod(lambda cls, *_: cls(Fixed(data))))
+        record = restore(
+            Settings(store=("/fixed",)), IDENTITY, {"inductor": str(live), "triton": str(live / "triton")}
+        )
+    assert record.outcome in ("miss", "rejected", "unavailable", "hit")
+    assert record.files == 0
+    orjson.dumps(record.to_json())
 
 
 # -- what a killed process or somebody's editor left in a live directory -----------------------------------------------
