@@ -9,6 +9,8 @@ import sys
 
 MARKER = "cachehome.on"  # see switch.py
 
+OFF = ("", "0", "off", "false", "no")
+
 ran = False  # a venv runs each .pth twice (python/cpython#75723)
 
 
@@ -19,33 +21,52 @@ def activate() -> None:
         if ran:
             return
         ran = True
-        wish, asked_by = os.environ.get("CACHEHOME", "").strip(), "CACHEHOME"
-        if not wish:
-            for path in sys.path:
-                if path.endswith("-packages") and os.path.exists(f"{path}/{MARKER}"):
-                    from cachehome import switch
-
-                    wish, asked_by = switch.read(), "cachehome enable"
-                    break
-        if wish.lower() in ("1", "on"):
-            wish = "on"
-        elif os.path.isabs(wish):
-            wish = os.path.normpath(wish)
-        else:
-            return  # off, or not a wish: `cachehome status` says so
-        from cachehome import place
-
-        values = place.ordinary(os.environ, wish, asked_by)
-        if values is None:
-            from cachehome import home
-
-            home.apply(home.resolve(os.environ), os.environ)
-        else:
-            os.environ.update(values)
+        apply()
+        observe()
     except BaseException:
         # Whatever it is: an exception would be text on stderr at every start of Python, and SystemExit or
         # KeyboardInterrupt the end of the interpreter.
         explain()
+
+
+def apply() -> None:
+    """Set the variables."""
+    wish, asked_by = os.environ.get("CACHEHOME", "").strip(), "CACHEHOME"
+    if not wish:
+        for path in sys.path:
+            if path.endswith("-packages") and os.path.exists(f"{path}/{MARKER}"):
+                from cachehome import switch
+
+                wish, asked_by = switch.read(), "cachehome enable"
+                break
+    if wish.lower() in ("1", "on"):
+        wish = "on"
+    elif os.path.isabs(wish):
+        wish = os.path.normpath(wish)
+    else:
+        return  # off, or not a wish: `cachehome status` says so
+    from cachehome import place
+
+    values = place.ordinary(os.environ, wish, asked_by)
+    if values is None:
+        from cachehome import home
+
+        home.apply(home.resolve(os.environ), os.environ)
+    else:
+        os.environ.update(values)
+
+
+def observe() -> None:
+    """Watch torch and Triton, if diagnostics are on, or a directory of ours is in effect that was restored."""
+    count = os.environ.get("CACHEHOME_DIAGNOSTICS", "").strip().lower() not in OFF
+    if count or "CACHEHOME_APPLIED" in os.environ:
+        live = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+        if count or os.path.exists(f"{live}/.cachehome/stamp"):
+            if os.environ.get("CACHEHOME", "").strip().lower() in ("0", "off"):
+                return
+            from cachehome.observe import watch
+
+            watch.start(count)
 
 
 def explain() -> None:

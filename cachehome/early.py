@@ -32,6 +32,7 @@ def activate(app: str | None = None) -> home.Resolution:
             _say("info", f"{name}={value}")
         if answer.root is None:
             _say("info", answer.reason)
+        _boot.observe()
     except Exception as error:
         _boot.explain()
         answer = home.Resolution("")

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 SECTION = "compiler_cache"
 PREFIX = "CACHEHOME_"
 # Variables of ours that are no settings: where the file is, what activation applied, whether the hook
-# explains itself.
-NOT_SETTINGS = frozenset({"CACHEHOME_CONFIG", "CACHEHOME_APPLIED", "CACHEHOME_DEBUG"})
+# explains itself, which processes are one run.
+NOT_SETTINGS = frozenset({"CACHEHOME_CONFIG", "CACHEHOME_APPLIED", "CACHEHOME_DEBUG", "CACHEHOME_RUN"})
 ON = ("1", "on", "true", "yes")
 OFF = ("0", "off", "false", "no")
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}

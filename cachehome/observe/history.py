@@ -159,7 +159,8 @@ def total(processes: list[Process]) -> Activity:
         for event in process.events:
             kind, what = event["event"], str(event.get("what", ""))
             if kind == "missed":
-                missed.setdefault(what, []).append(str(event.get("name") or event.get("key") or ""))
+                name = event.get("name") or ("" if what == "fx" else event.get("key"))
+                missed.setdefault(what, []).append(str(name or ""))
             elif kind == "used":
                 used.setdefault(what, []).append(str(event.get("key", "")))
             elif kind == "tuned":
