@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cachehome.errors import (
@@ -66,6 +67,7 @@ class _Restore(Work):
 
         super().__init__("restore", settings, identity)
         self.rejected: list[dict[str, Any]] = []
+        self.used: Callable[[], None] | None = None  # tells the store that its generation is in use
         self.denials = Denials()
         catalogue = families.catalogue(plugins=True)
         if directories is None:
@@ -104,6 +106,9 @@ class _Restore(Work):
             with self.phases("stamp"):
                 for target in self.targets:
                     self._stamp(target, result)
+        if self.used is not None:
+            with self.phases("touch"):  # last: a store that can't be written to must cost nothing but this
+                self.used()
         return result
 
     def _restore(self, number: int | None) -> Record:
@@ -130,8 +135,7 @@ class _Restore(Work):
                     else:
                         generation = store.find(build, origin, candidate)
                 result = self._install(store, generation, borrowed=origin != profile)
-                with self.phases("manifest"):
-                    store.touch(build, origin, generation.manifest.line)
+                self.used = partial(store.touch, build, origin, generation.manifest.line)
                 return result
             except NotInStore as error:
                 if error.fields.get("name", "").startswith("packs/") or "pack" in str(error):
