@@ -37,7 +37,9 @@ def start(
 ) -> subprocess.Popen[str]:
     """`cachehome VERB --json`, as a process."""
     variables = {
-        "HOME": str(live.with_suffix(".home")),  # each is a node of its own, and remembers its copy of the line
+        "HOME": str(
+            live.with_suffix(".home")
+        ),  # each is a node of its own, and remembers its copy of the line
         "CACHEHOME_STORE": str(store),
         "CACHEHOME_IDENTITY": str(place.directory / "identity.json"),
         "TORCHINDUCTOR_CACHE_DIR": str(live),
