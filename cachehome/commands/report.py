@@ -1,39 +1,86 @@
-"""`cachehome report`: what the workers of a run restored and published."""
+"""`cachehome report`: what the workers of a run restored and published, and what they used."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachehome.commands import output
 from cachehome.settings import Settings
 
-DESCRIPTION = """What the workers of a run restored and published, from the reports in DIRECTORY (default: report_dir).
+if TYPE_CHECKING:
+    from cachehome.observe.runs import Run
 
-A restore that hit brought files; whether they were used is another figure (`--diagnostics`)."""
-SETTINGS = ("report_dir",)
+DESCRIPTION = """What the workers of a run restored and published, from the reports in DIRECTORY (default: report_dir,
+else the live directories), and, where diagnostics were on, what the runs used of it: warm, partly warm, inert or cold,
+and why.
+
+--assert-warm is a gate: exit code 1 unless the last run was warm, or, with --require-warm, those families of it."""
+SETTINGS = ("report_dir", "require_warm")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", nargs="?", default="", metavar="DIRECTORY")
+    parser.add_argument("--assert-warm", action="store_true", help="exit with 1 unless the last run was warm")
+    parser.add_argument("--html", metavar="FILE", help="write a page for a browser, too")
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    from cachehome.errors import ConfigError
     from cachehome.lifecycle.reports import PROGRESS, STARTS, merge, read_parts
+    from cachehome.observe import runs as all_runs
 
     directory = args.directory or settings.report_dir
-    if not directory:
-        raise ConfigError("report: no directory: name one, or set CACHEHOME_REPORT_DIR", key="report_dir")
-    parts = read_parts(directory)
+    directories = [directory] if directory else _live(settings)
+    parts = read_parts(directory) if directory else []
     reports = merge(parts)
+    starts, rounds = reports[STARTS]["workers"], reports[PROGRESS]["rounds"]
+    runs = all_runs.load(directories, starts)
     if args.json:
-        output.as_json({"starts": reports[STARTS], "progress": reports[PROGRESS]})
-    elif parts:
-        output.lines(*_starts(reports[STARTS]["workers"]), "", *_rounds(reports[PROGRESS]["rounds"]))
-    if not parts:
-        output.talk(f"cachehome: no reports in {directory}")
-    return 0 if parts else 3
+        told = {"starts": reports[STARTS], "progress": reports[PROGRESS]}
+        output.as_json({**told, "runs": [run.to_json() for run in runs]})
+    else:
+        if parts:
+            output.lines(*_starts(starts), "", *_rounds(rounds), *([""] if runs else ()))
+        if runs:
+            output.lines(*all_runs.lines(runs))
+    if args.html:
+        _write(args.html, starts, rounds, runs)
+    if not parts and not runs:
+        output.talk(f"cachehome: no reports in {', '.join(directories) or 'any directory'}")
+    if args.assert_warm:
+        return _gate(runs, settings)
+    return 0 if parts or runs else 3
+
+
+def _live(settings: Settings) -> list[str]:
+    from cachehome.observe.activity import below
+    from cachehome.sync.live import in_effect
+
+    return [below(live) for live in in_effect(settings).values()]
+
+
+def _gate(runs: list[Run], settings: Settings) -> int:
+    from cachehome.observe.verdict import judge, require
+
+    verdict = runs[-1].verdict if runs else judge(None)
+    faults = (
+        [cause.text for cause in require(verdict, settings.require_warm)] if settings.require_warm else []
+    )
+    if not faults and (verdict.warm or settings.require_warm):
+        return 0
+    output.talk(f"cachehome: not warm: {'; '.join(faults) or verdict.line()}")
+    return 1
+
+
+def _write(path: str, starts: list[dict[str, Any]], rounds: list[dict[str, Any]], runs: list[Run]) -> None:
+    from cachehome.errors import CacheHomeError
+    from cachehome.observe.page import page
+
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(page(runs, starts, rounds))
+    except OSError as error:
+        raise CacheHomeError(f"{path}: {error.strerror or error}", path=path) from None
 
 
 def _starts(workers: list[dict[str, Any]]) -> list[str]:

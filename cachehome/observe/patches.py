@@ -43,7 +43,7 @@ def replace(owner: Any, name: str, around: Callable[..., Any]) -> None:
 
     A method stays the kind of method that it was.
     """
-    found = vars(owner).get(name)
+    found = getattr(owner, "__dict__", {}).get(name)
     kind = type(found) if isinstance(found, (staticmethod, classmethod)) else None
     theirs = found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
     if not callable(theirs):

@@ -99,7 +99,7 @@ def _hand_over(module: "Any", targets: "list[tuple[str, str]]") -> None:
         try:
             getattr(__import__(name, fromlist=[function]), function)(module)
         except Exception as error:
-            _failed(function, error)
+            _failed(name.rpartition(".")[2] if function.startswith("install") else function, error)
 
 
 def _failed(function: str, error: Exception) -> None:
