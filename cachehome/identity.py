@@ -172,7 +172,7 @@ def identity(
     if command is not None and not named:
         from cachehome.probes.profile import describe
 
-        profile, dropped = describe(job.argv, job.environ, getattr(settings, "profile_files", ()))
+        profile, dropped = describe(job.argv, job.environ, settings.profile_files if settings else ())
         left_out.update(dropped)
     left_out.update({f"command.{name}": note for name, note in job.notes.items()})
     return Identity(build, profile, dict(sorted(left_out.items())))

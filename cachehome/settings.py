@@ -227,6 +227,22 @@ TABLE: tuple[Setting, ...] = (
         in_key=True,
     ),
     Setting(
+        "packages",
+        _split,
+        (),
+        "names of distributions, comma separated",
+        "installed packages whose versions are part of the build, besides the known ones",
+        in_key=True,
+    ),
+    Setting(
+        "profile_files",
+        _paths,
+        (),
+        "files, comma separated",
+        "configuration files whose content is part of the profile `auto`",
+        in_key=True,
+    ),
+    Setting(
         "local",
         _absolute,
         "",
@@ -347,6 +363,8 @@ class Settings:
     build_key: str
     image: str
     sources: tuple[str, ...]
+    packages: tuple[str, ...]
+    profile_files: tuple[str, ...]
     local: str
     slot: str
     families: tuple[str, ...]

@@ -15,13 +15,20 @@ ROOT = Path(__file__).resolve().parent.parent
 _OURS = ("CACHEHOME", "TORCHINDUCTOR_", "TRITON_", "XDG_")
 
 
+@pytest.fixture(scope="session")
+def a_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home for the tests: nothing of theirs may reach the developer's own."""
+    return tmp_path_factory.mktemp("home")
+
+
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_environment(monkeypatch: pytest.MonkeyPatch, a_home: Path) -> None:
     for name in list(os.environ):
         if name.startswith(_OURS):
             monkeypatch.delenv(name)
     # Children import the checkout, also where it is not installed.
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("HOME", str(a_home))
 
 
 _COMPILE = """

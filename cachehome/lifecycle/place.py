@@ -142,6 +142,7 @@ def place_of(
     found = home.resolve(
         environment(environ, settings),
         build8=who.build8,
+        tag=str(who.build.get("host_tag") or "") or None,  # of the job's interpreter, which need not be ours
         families=_chosen(settings),
         local=settings.local or None,
         slot=settings.slot or None,

@@ -93,9 +93,9 @@ def build(settings: Settings, job: Job) -> tuple[dict[str, Any], dict[str, str]]
     """The build of *job* and what was left out of it. `CacheHomeError` if its interpreter gives no answer."""
     wishes = {
         "build_key": settings.build_key,
-        "image": getattr(settings, "image", ""),
-        "sources": list(getattr(settings, "sources", ())),
-        "packages": list(getattr(settings, "packages", ())),
+        "image": settings.image,
+        "sources": list(settings.sources),
+        "packages": list(settings.packages),
     }
     if job.python is None:
         return probe(job.environ, wishes, packages.search_path())
