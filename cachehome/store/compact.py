@@ -150,20 +150,14 @@ def compact(
         store.deny(build, marks.Denied(label, marks.EVICTED, evicted, now, now + deny_seconds))
     with tempfile.TemporaryDirectory(prefix="cachehome-compact-") as directory:
         moved, made = _repack(store, build, work, directory, compression)
-        paths = {pack.sha256: path for pack, path in made}
-
-        def upload(pack: Pack) -> bool:
-            if pack.sha256 not in paths:
-                return False
-            store.add_pack(build, pack.sha256, paths[pack.sha256])
-            return True
-
-        for pack, _ in made:
-            upload(pack)
+        stored = store.add_packs(build, made)
+        names = {old.sha256: pack for (old, _), (pack, _) in zip(made, stored, strict=True)}
+        moved = {key: (names[pack.sha256], at, origin) for key, (pack, at, origin) in moved.items()}
+        sources = {pack.sha256: path for pack, path in stored}
         for profile in work.heads:
             propose = _Compacted(work.dropped, moved, dict(publisher or {}) | {COMPACTED: True})
             with contextlib.suppress(NotInStore):  # a profile that has gone meanwhile
-                store.advance(build, profile, propose, deadline=deadline, upload=upload)
+                store.advance(build, profile, propose, deadline=deadline, sources=sources)
     return Compaction(
         build,
         tuple(sorted(work.heads)),

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from cachehome.errors import (
     CommitConflict,
@@ -29,6 +30,7 @@ from cachehome.store.manifest import Manifest, Pack, decode, encode
 from cachehome.store.memory import Memory
 from cachehome.store.merge import Addition, merge, missing
 from cachehome.store.owners import Owners
+from cachehome.store.pack import compressor
 from cachehome.store.posix import PosixBackend
 from cachehome.store.reader import Generation, Head, Reader, generation_name
 from cachehome.store.signing import Keys
@@ -45,7 +47,8 @@ _USED = "used"  # after a line in this node's memory: when it last said so
 
 # (head, number of the next generation, packs that are gone) -> what it is to be; None: there is nothing to add.
 Propose = Callable[[Head, int, frozenset[str]], "Manifest | None"]
-Upload = Callable[[Pack], bool]
+Source: TypeAlias = "str | bytes"  # a local file, or the bytes
+Sources = Mapping[str, Source]
 
 
 class Store(Reader):
@@ -128,9 +131,23 @@ class Store(Reader):
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def add_pack(self, build: str, sha256: str, path: str) -> None:
-        """Put the local file *path* into the store as pack *sha256*."""
-        self.backend.put(f"{build}/packs/{sha256}.tar.zst", path)
+    def add_packs(
+        self, build: str, packs: Iterable[tuple[Pack, Source]], again: Collection[str] = ()
+    ) -> list[tuple[Pack, Source]]:
+        """Store *packs*, and those of them in *again* also if they are there; the packs that may be named.
+
+        A pack that is condemned may be deleted at any moment by a collector that has looked at everything already. So
+        it is never named: the same files are stored under another name.
+        """
+        condemned = set(self.backend.list(f"{build}/condemned"))
+        stored = []
+        for pack, source in packs:
+            if pack.sha256 in condemned:
+                pack, source = renamed(pack, source)  # noqa: PLW2901
+            if pack.sha256 in again or not self.has_pack(build, pack):
+                self.backend.put(f"{build}/{pack.name}", source)
+            stored.append((pack, source))
+        return stored
 
     def add_identity(self, build: str, profile: str, of_build: bytes, of_profile: bytes) -> None:
         """Leave the identities beside what they name, for people and for the diff. The first one stays."""
@@ -145,12 +162,13 @@ class Store(Reader):
         *,
         deadline: float,
         lost: Iterable[str] = (),
-        upload: Upload | None = None,
+        sources: Sources | None = None,
     ) -> tuple[Generation, bool]:
         """Make a generation that holds what the newest one holds and *addition*; (generation, whether it is ours).
 
         *deadline*: `time.monotonic()` after which it gives up with `CommitConflict`. *lost*: packs that are gone;
-        entries in them count as lacking. *upload*: stores a pack of the addition again; False if it is none of them.
+        entries in them count as lacking. *sources*: where the bytes of the addition's packs are, by sha256, should one
+        have to be stored again.
         """
         denied = self.denied(build).rows
 
@@ -162,7 +180,7 @@ class Store(Reader):
                 return None
             return merge(start, addition, entries, number, lost=lost, new_line=base is None)
 
-        return self.advance(build, profile, propose, deadline=deadline, lost=lost, upload=upload)
+        return self.advance(build, profile, propose, deadline=deadline, lost=lost, sources=sources)
 
     def advance(
         self,
@@ -172,7 +190,7 @@ class Store(Reader):
         *,
         deadline: float,
         lost: Iterable[str] = (),
-        upload: Upload | None = None,
+        sources: Sources | None = None,
     ) -> tuple[Generation, bool]:
         """Add what *propose* makes of the newest generation to the line; (the newest one, whether it is ours).
 
@@ -199,7 +217,7 @@ class Store(Reader):
                     raise _gave_up(profile, head.highest, tries)
                 tries += 1
                 nonces.add(proposal.nonce)
-                settled, won = self._create(build, profile, proposal, base, upload)
+                settled, won = self._create(build, profile, proposal, base)
                 if not won:
                     at_least = max(at_least, settled.number)
                     if time.monotonic() + wait > deadline:
@@ -212,7 +230,7 @@ class Store(Reader):
                     continue
             if not ours:
                 return settled, False
-            away = self._absent(build, settled.manifest, upload)
+            away = self._absent(build, settled.manifest, sources or {})
             if not away:
                 self._hint(build, profile, settled)
                 return settled, True
@@ -226,7 +244,6 @@ class Store(Reader):
         profile: str,
         proposal: Manifest,
         base: Generation | None,
-        upload: Upload | None,
     ) -> tuple[Generation, bool]:
         """Try to commit; (what was to be committed, whether it is there)."""
         self._must_sign()
@@ -237,7 +254,7 @@ class Store(Reader):
             line=base.manifest.line if base else uuid.uuid4().hex,
             parent=base.sha256 if base else "",
         )
-        self._revive(build, manifest, upload)
+        self._revive(build, manifest)
         data = encode(manifest, self._sign)
         generation = Generation(manifest, hashlib.sha256(data).hexdigest())
         name = generation_name(build, profile, manifest.number)
@@ -279,32 +296,46 @@ class Store(Reader):
         except (IntegrityError, Untrusted):
             return True  # damaged, but there
 
-    def _revive(self, build: str, manifest: Manifest, upload: Upload | None = None) -> None:
-        """Take the packs of *manifest* back from the collector, before they are named. One that may be deleted at this
-        moment, since nothing named it, is stored again."""
+    def _revive(self, build: str, manifest: Manifest) -> None:
+        """Take the marks off packs that *manifest* is about to name: their age must not count against it later."""
         condemned = set(self.backend.list(f"{build}/condemned"))
         for pack in manifest.packs:
             if pack.sha256 in condemned:
                 self.backend.delete(f"{build}/condemned/{pack.sha256}")
-                if upload is not None:
-                    upload(pack)
 
-    def _absent(self, build: str, manifest: Manifest, upload: Upload | None) -> frozenset[str]:
+    def _absent(self, build: str, manifest: Manifest, sources: Sources) -> frozenset[str]:
         """The packs of a committed *manifest* that are not there and can't be stored again."""
-        listed = self.packs(build)
-        return frozenset(
-            pack.sha256
-            for pack in manifest.packs
-            if pack.sha256 not in listed
-            and not self.has_pack(build, pack)
-            and (upload is None or not upload(pack))
-        )
+        absent = set()
+        for sha256 in self.lost(build, manifest.packs):
+            if sha256 in sources:
+                self.backend.put(f"{build}/packs/{sha256}.tar.zst", sources[sha256])
+            else:
+                absent.add(sha256)
+        return frozenset(absent)
 
     def _hint(self, build: str, profile: str, generation: Generation) -> None:
         with contextlib.suppress(StoreError):
             self.backend.put(f"{build}/profiles/{profile}/CURRENT", b"%d\n" % generation.number)
         if self.memory is not None:
             self.memory.note(generation.manifest.line, generation.number)
+
+
+def renamed(pack: Pack, source: Source) -> tuple[Pack, Source]:
+    """The same files as a pack of another name: a frame is appended that lies behind the end of the tar."""
+    raw = os.urandom(512)
+    frame = compressor("zstd:1")(raw)
+    if isinstance(source, bytes):
+        source += frame
+        digest = hashlib.sha256(source)
+    else:
+        with open(source, "r+b") as file:
+            digest = hashlib.sha256()
+            while block := file.read(1 << 20):
+                digest.update(block)
+            file.write(frame)
+            digest.update(frame)
+    frames = (*pack.frames, (len(frame), len(raw), hashlib.sha256(frame).hexdigest()))
+    return pack._replace(sha256=digest.hexdigest(), size=pack.size + len(frame), frames=frames), source
 
 
 def _gave_up(profile: str, number: int, tries: int) -> CommitConflict:

@@ -26,7 +26,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cachehome.errors import CommitConflict, IntegrityError, NotInStore, StoreError
@@ -151,6 +151,7 @@ class Stress:
         self.load = load
         self.new_store = new_store
         self.prune = prune
+        self.me = f"{os.uname().nodename}-{os.getpid()}"
         self.directory = ""
         self.end = 0.0
 
@@ -162,7 +163,7 @@ class Stress:
             )
         if not join:
             self._clear()
-        me = f"members/{os.uname().nodename}-{os.getpid()}"
+        me = f"members/{self.me}"
         self.scratch.put(me, b"")
         if not join:
             self.scratch.put("begin", b"")
@@ -270,22 +271,18 @@ class Stress:
     def _publish(self, number: int) -> None:
         store = self.new_store(self.scratch)
         profile = self._profile()
-        name = f"{os.uname().nodename}-{number}"
+        name = f"{self.me}-{number}"
         # The same publication has the same bytes, and some of its entries are others', too.
         common = f"common-{number % 7}"
         new, stored = addition({name: random.Random(name).randbytes(600), common: common.encode() * 20})
         deadline = time.monotonic() + self.load.grace / 2
 
-        def upload(pack: Pack) -> bool:
-            if pack.sha256 != new.packs[0].sha256:
-                return False
-            store.backend.put(f"{BUILD}/{pack.name}", stored)
-            return True
-
-        if not store.has_pack(BUILD, new.packs[0]):
-            upload(new.packs[0])
+        ((pack, source),) = store.add_packs(BUILD, [(new.packs[0], stored)])
+        new = replace(new, packs=(pack,))
         try:
-            generation, ours = store.commit(BUILD, profile, new, deadline=deadline, upload=upload)
+            generation, ours = store.commit(
+                BUILD, profile, new, deadline=deadline, sources={pack.sha256: source}
+            )
         except CommitConflict:
             self._note("gave_up")
             return

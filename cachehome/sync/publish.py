@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachehome.errors import ConfigError, StoreError
 from cachehome.store import gc
-from cachehome.store.manifest import Entry, Manifest, Pack, check_path
+from cachehome.store.manifest import Entry, Manifest, check_path
 from cachehome.store.marks import Denials
 from cachehome.store.store import Addition, Generation, Store
 from cachehome.sync import growing, portable
@@ -178,21 +178,13 @@ class _Publish(Work):
             limit = self._over_limit(store, sum(pack.size for pack, _ in spool.packs))
             if limit:
                 return limit
-            paths = {pack.sha256: path for pack, path in spool.files()}
-
-            def upload(pack: Pack) -> bool:
-                if pack.sha256 not in paths:
-                    return False
-                store.add_pack(build, pack.sha256, paths[pack.sha256])
-                return True
-
             with self.phases("upload"):
-                for pack, _ in spool.files():
-                    if pack.sha256 in lost or not store.has_pack(build, pack):
-                        upload(pack)
+                stored = store.add_packs(build, spool.files(), lost)
+                addition = replace(addition, packs=tuple(pack for pack, _ in stored))
+                sources = {pack.sha256: path for pack, path in stored}
                 # The same files give the same pack: what is back need not be left out of the line.
-                mended = any(sha256 in paths for sha256 in lost)
-                lost = [sha256 for sha256 in lost if sha256 not in paths]
+                mended = any(sha256 in sources for sha256 in lost)
+                lost = [sha256 for sha256 in lost if sha256 not in sources]
                 identity = self.identity
                 store.add_identity(
                     build,
@@ -202,7 +194,7 @@ class _Publish(Work):
                 )
             with self.phases("commit"):
                 generation, ours = store.commit(
-                    build, profile, addition, deadline=deadline, lost=lost, upload=upload
+                    build, profile, addition, deadline=deadline, lost=lost, sources=sources
                 )
         finally:
             spool.remove()

@@ -56,8 +56,12 @@ def no_look_at_the_packs(patch: Any) -> None:
     patch(Store, "_absent", lambda *_: frozenset())
 
 
-def no_taking_back_of_condemned_packs(patch: Any) -> None:
+def marks_stay_on_what_is_named(patch: Any) -> None:
     patch(Store, "_revive", lambda *_: None)
+
+
+def condemned_packs_are_named(patch: Any) -> None:
+    patch(store, "renamed", lambda *pack: pack)
 
 
 def no_patience_with_listings(patch: Any) -> None:
@@ -163,11 +167,9 @@ def manifest_before_packs(patch: Any) -> None:
     original = Store.commit
 
     def commit(self: Store, build: str, profile: str, addition: Any, **options: Any) -> Any:
-        upload = options["upload"]
         for pack in addition.packs:
             self.backend.delete(f"{build}/{pack.name}")
-        patch(Store, "_revive", lambda *_: None)
-        return original(self, build, profile, addition, **(options | {"upload": upload}))
+        return original(self, build, profile, addition, **options)
 
     patch(Store, "commit", commit)
 
@@ -206,7 +208,8 @@ STEPS = {
         no_rebase,
         no_deadline,
         no_look_at_the_packs,
-        no_taking_back_of_condemned_packs,
+        marks_stay_on_what_is_named,
+        condemned_packs_are_named,
         no_patience_with_listings,
         no_probing_beyond_the_listing,
         no_second_read,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
-from cachehome.store.manifest import Pack
 from cachehome.store.store import Generation, Store
 from cachehome.store.stress import addition
 
@@ -32,15 +32,14 @@ class Lab:
         store = store or self.store
         new, stored = addition({name: content.encode() for name, content in files.items()})
 
-        def upload(pack: Pack) -> bool:
-            if pack.sha256 != new.packs[0].sha256:
-                return False
-            store.backend.put(f"{BUILD}/{pack.name}", stored)
-            return True
-
-        upload(new.packs[0])
+        ((pack, source),) = store.add_packs(BUILD, [(new.packs[0], stored)])
         return store.commit(
-            BUILD, profile, new, deadline=time.monotonic() + seconds, lost=lost, upload=upload
+            BUILD,
+            profile,
+            replace(new, packs=(pack,)),
+            deadline=time.monotonic() + seconds,
+            lost=lost,
+            sources={pack.sha256: source},
         )
 
     def names(self, profile: str = "p", number: int | None = None) -> set[str]:

@@ -12,7 +12,7 @@ from cachehome.errors import NotInStore, StoreUnavailable
 from cachehome.store import gc, marks
 from cachehome.store.compact import compact, survey
 from cachehome.store.store import Store
-from cachehome.store.stress import check
+from cachehome.store.stress import addition, check
 
 DAY = 86_400.0
 RULES = gc.Rules(keep_generations=2, keep_seconds=100.0, keep_idle_seconds=1000.0)
@@ -143,9 +143,9 @@ def test_a_pack_that_is_named_between_plan_and_deletion_stays(lab: Lab, memory: 
         memory.now += 200
         plan = gc.plan(lab.store, BUILD, RULES)
         if plan.packs:
-            # a publisher without the mark's removal: only the manifest tells
+            # a publisher that has been at it for too long, and took the mark off: only its manifest tells
             marks_there = memory.names[f"{ROOT}/condemned/{lost}"]
-            lab.publish(a="1")
+            lab.store.commit(BUILD, "p", addition({"a": b"1"})[0], deadline=time.monotonic() + 5)
             memory.names[f"{ROOT}/condemned/{lost}"] = marks_there
         gc.apply(lab.store, plan)
     assert lost in lab.store.packs(BUILD)

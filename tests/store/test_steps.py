@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ SCHEDULES: dict[str, Callable[..., None]] = {
     "no_rebase": test_store.test_a_rival_is_built_upon,
     "no_deadline": test_store.test_the_deadline_ends_it,
     "no_look_at_the_packs": test_store.test_a_pack_that_goes_before_the_commit_is_stored_again,
-    "no_taking_back_of_condemned_packs": test_store.test_a_publisher_takes_its_pack_back_from_the_collector,
+    "marks_stay_on_what_is_named": test_store.test_a_mark_on_what_is_named_is_taken_off,
+    "condemned_packs_are_named": test_store.test_a_condemned_pack_is_not_named,
     "no_patience_with_listings": (
         test_store.test_a_generation_that_is_listed_and_not_yet_to_be_seen_is_waited_for
     ),
@@ -103,4 +105,38 @@ def test_a_whole_store_passes(tmp_path: Path) -> None:
             break
     assert report["killed"], report
     assert report["deleted"], report
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_host_takes_part(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    words = [
+        sys.executable,
+        "-m",
+        "cachehome",
+        "doctor",
+        str(tmp_path),
+        "--json",
+        "--writers",
+        "3",
+        "--readers",
+        "2",
+    ]
+    first = subprocess.Popen([*words, "--stress", "7"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    members = tmp_path / "cachehome-stress" / "members"
+    until = time.monotonic() + 30
+    while not (members.is_dir() and list(members.iterdir())) and time.monotonic() < until:
+        time.sleep(0.05)
+    second = subprocess.run(
+        [*words, "--stress", "4", "--join"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=False,
+        timeout=90,
+    )
+    out, _ = first.communicate(timeout=90)
+    for report in map(json.loads, (out, second.stdout)):
+        assert report["sound"], report
+        assert report["stress"]["published"]
+    assert (first.returncode, second.returncode) == (0, 0)
     assert list(tmp_path.iterdir()) == []

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
+import subprocess
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from faults import Fault, Faulty, MemoryBackend
@@ -12,8 +16,8 @@ from lab import BUILD, Lab
 from cachehome.errors import CommitConflict, IntegrityError, NotInStore, StoreUnavailable
 from cachehome.store import gc
 from cachehome.store.memory import Memory
-from cachehome.store.store import Store
-from cachehome.store.stress import addition
+from cachehome.store.store import Store, renamed
+from cachehome.store.stress import addition, check
 
 G = f"cachehome-v1/{BUILD}/profiles/p/generations"
 
@@ -263,34 +267,58 @@ def test_a_pack_of_the_base_that_has_gone_is_left_out_of_the_line(lab: Lab, memo
     assert lab.names() == {"a", "b", "c"}
 
 
-def test_a_publisher_takes_its_pack_back_from_the_collector(lab: Lab, memory: MemoryBackend) -> None:
-    new, stored = addition({"a": b"1"})
-    memory.put(f"cachehome-v1/{BUILD}/{new.packs[0].name}", stored)  # a killed writer left it
-    rules = gc.Rules(2, 100.0, 1e9)
-    gc.prune(lab.store, BUILD, rules)
-    condemned = f"cachehome-v1/{BUILD}/condemned/{new.packs[0].sha256}"
-    assert condemned in memory.names
-    memory.now += 200
-    lab.publish(a="1")
-    assert condemned not in memory.names
-    gc.prune(lab.store, BUILD, rules)
-    assert lab.store.packs(BUILD) == {new.packs[0].sha256}
-
-
-def test_a_pack_that_is_deleted_while_it_is_taken_back_is_stored_again(
-    lab: Lab, memory: MemoryBackend
-) -> None:
+def left_by_a_killed_writer(lab: Lab, memory: MemoryBackend) -> gc.Rules:
+    """The pack of a="1", unnamed and condemned for long enough."""
     new, stored = addition({"a": b"1"})
     memory.put(f"cachehome-v1/{BUILD}/{new.packs[0].name}", stored)
     rules = gc.Rules(2, 100.0, 1e9)
     gc.prune(lab.store, BUILD, rules)
+    assert memory.list(f"cachehome-v1/{BUILD}/condemned") == [new.packs[0].sha256]
     memory.now += 200
-    plan = gc.plan(lab.store, BUILD, rules)
-    assert len(plan.packs) == 1
-    # The collector goes on at the moment when the publisher is about to remove the mark.
-    store, _ = faulty(lab, Fault("call", 0, "delete", lambda: gc.apply(lab.store, plan)))
-    lab.publish(store, a="1")
-    assert lab.store.packs(BUILD) == {new.packs[0].sha256}
+    return rules
+
+
+def test_a_condemned_pack_is_not_named(lab: Lab, memory: MemoryBackend) -> None:
+    """A collector may be about to delete it, and stall for long between its last look and the deletion."""
+    rules = left_by_a_killed_writer(lab, memory)
+    calls = Faulty(memory)
+    gc.prune(Store(calls), BUILD, rules)  # type: ignore[arg-type]
+    left_by_a_killed_writer(lab, memory)
+    for at in range(calls.count() + 1):  # the publication happens at each call of the collector
+        backend = Faulty(memory, Fault("call", at, "", lambda: lab.publish(a="1")))
+        gc.prune(Store(backend), BUILD, rules)  # type: ignore[arg-type]
+        newest = lab.store.newest(BUILD, "p")
+        assert newest is not None
+        check(lab.store, newest.manifest)
+        for name in list(memory.names):
+            memory.delete(name)
+        left_by_a_killed_writer(lab, memory)
+
+
+def test_a_renamed_pack_is_a_pack(lab: Lab, memory: MemoryBackend, tmp_path: Path) -> None:
+    new, stored = addition({"a": b"1", "b": b"2"})
+    pack, source = renamed(new.packs[0], stored)
+    assert hashlib.sha256(source).hexdigest() == pack.sha256 != new.packs[0].sha256  # type: ignore[arg-type]
+    path = tmp_path / "pack.tar.zst"
+    path.write_bytes(stored)
+    other, _ = renamed(new.packs[0], str(path))
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == other.sha256 != pack.sha256
+    if shutil.which("tar") and shutil.which("zstd"):
+        listed = subprocess.run(["tar", "--zstd", "-tf", path], check=True, capture_output=True, text=True)
+        assert (listed.stdout.split(), listed.stderr) == (["stress/a", "stress/b"], "")
+    left_by_a_killed_writer(lab, memory)
+    lab.publish(a="1")
+    newest = lab.store.newest(BUILD, "p")
+    assert newest is not None
+    assert len(newest.manifest.packs[0].frames) == 2
+    check(lab.store, newest.manifest)
+
+
+def test_a_mark_on_what_is_named_is_taken_off(lab: Lab, memory: MemoryBackend) -> None:
+    lab.publish(a="1")
+    memory.put(f"cachehome-v1/{BUILD}/condemned/{lab.pack('p', 'a')}", b"")
+    lab.publish(b="2")
+    assert memory.list(f"cachehome-v1/{BUILD}/condemned") == []
 
 
 def test_a_listing_of_packs_that_lags_is_no_loss(lab: Lab) -> None:
