@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import site
 import subprocess
 import sys
@@ -51,7 +52,6 @@ from cachehome.observe import watch
 watch.start(count=True)
 """
 DROPPED = ("CACHEHOME", "TORCHINDUCTOR_", "TORCH_COMPILE_", "TRITON_", "XDG_", "CUDA_CACHE_")
-ARMS = ("same", "restored", "slim", "relocated")
 
 
 class Suite:
@@ -145,10 +145,15 @@ class Suite:
                         [sys.executable, str(HERE / "workload.py"), str(reports / f"out-{rank}.json"),
                          "--device", device, *words],
                         env=self.environment(home, reports, CACHEHOME_RUN=arm, **ranked, **more),
-                        cwd=self.base, stdout=said, stderr=said,
+                        cwd=self.base, stdout=said, stderr=said, start_new_session=True,
                     )
                 )  # fmt: skip
         codes = [process.wait(600) for process in processes]
+        for (
+            process
+        ) in processes:  # compile workers outlive it for a moment, and would slow down the next start
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         seconds = round(time.monotonic() - begin, 3)
         self.longest[arm] = max(self.longest.get(arm, 0.0), seconds)
         row: dict[str, Any] = {"arm": arm, "n": self.number, "note": note, "seconds": seconds, "codes": codes}
@@ -171,6 +176,8 @@ class Suite:
             "counts": activity.counts if activity else {},
             "unknown": activity.unknown if activity else {},
             "tuned": activity.tuned[:5] if activity else [],
+            "missed": {what: names[:20] for what, names in activity.missed.items()} if activity else {},
+            "processes": activity.processes if activity else 0,
             "verdict": found.line(),
             "state": found.state,
             "notes": [cause.text for cause in found.notes],
@@ -267,15 +274,18 @@ class Suite:
             "same": self.same, "restored": self.restored, "slim": self.slim, "relocated": self.relocated,
         }  # fmt: skip
         for number in range(self.options.rounds):
-            order = [*ARMS[number % len(ARMS) :], *ARMS[: number % len(ARMS)]]
+            chosen = self.options.arms.split(",")
+            order = [*chosen[number % len(chosen) :], *chosen[: number % len(chosen)]]
             for arm in order:
                 if self.fits(arm):
                     arms[arm]()
             if number == 0:
                 self.singles()
-        self.changes()
+                self.changes()
 
     def singles(self) -> None:
+        if not self.options.singles:
+            return
         if self.fits("relocated as it is"):
             self.relocated("relocated as it is", SUITE_NO_REPAIR="1")
         if self.fits("relocated, slim"):
@@ -321,6 +331,10 @@ def main() -> None:
         "--minutes", type=float, default=9.0, help="all of it, the machine's start not counted"
     )
     parser.add_argument("--rounds", type=int, default=5, help="starts of each alternating arm")
+    parser.add_argument("--arms", default="same,restored,slim,relocated", help="which ones alternate")
+    parser.add_argument(
+        "--no-singles", dest="singles", action="store_false", help="no starts of the arms that run once"
+    )
     parser.add_argument("--layers", type=int, help="12, with max-autotune 4")
     parser.add_argument("--batches", help="1,2, with max-autotune 1")
     parser.add_argument("--tokens", type=int, default=128)

@@ -98,5 +98,7 @@ COLUMNS: dict[str, Callable[[Rows], str]] = {
         [row["restore"]["process_seconds"] for row in rows if row.get("restore")]
     ),
     "first outputs s": lambda rows: _spread([sum(row["first_output"].values()) for row in rows]),
-    "whole process s": lambda rows: _spread([row["seconds"] for row in rows]),
+    "whole process s": lambda rows: _spread(
+        [row["seconds"] for row in rows if isinstance(row["seconds"], float)]
+    ),
 }

@@ -7,6 +7,7 @@
     {"event": "missed", "what": "triton", "name": ..., "key": ...}   looked up, not found
     {"event": "made", "what": "triton", "key": ..., "seconds": ...}  compiled instead, and how long that took
     {"event": "used", "what": "triton", "key": ...}               found
+    {"event": "worker"}                                           this is a compile worker, and it is watched
     {"event": "directories", "inductor": ..., "triton": ...}      in effect, whenever they change
 
 The log lies in `report_dir`, else in `.cachehome/activity` of the live directory. Each event is written at once: a
@@ -128,7 +129,7 @@ def process() -> dict[str, Any]:
     from cachehome.observe import watch
 
     script = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else "-c"
-    role = "compile worker" if "compile_worker" in script else ""
+    role = "compile worker" if worker() else ""
     rank = next((f"{name}={os.environ[name]}" for name in RANKS if os.environ.get(name)), "")
     versions = {name: str(getattr(sys.modules.get(name), "__version__", "")) for name in ("torch", "triton")}
     return {
@@ -141,6 +142,11 @@ def process() -> dict[str, Any]:
         "cachehome": __version__,
         **versions,
     }
+
+
+def worker() -> bool:
+    """Whether this process is one of Inductor's compile workers."""
+    return "compile_worker" in (sys.argv[0] if sys.argv else "")
 
 
 def _tidy(directory: str) -> None:

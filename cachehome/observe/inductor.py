@@ -19,7 +19,7 @@ import threading
 from typing import Any
 
 from cachehome.observe import patches
-from cachehome.observe.activity import log
+from cachehome.observe.activity import log, worker
 from cachehome.observe.graphs import Graphs
 
 # torch's counters -> ours
@@ -234,6 +234,8 @@ def watch_workers(module: Any) -> None:
         patches.after(patches.member(module, "SubprocPool"), "__init__", _pool)
     except patches.Unfamiliar as error:
         log.watched("workers", str(error))
+    if worker():
+        log.note("worker")  # one that had nothing to do is told from one that nobody watches
 
 
 def _pool(_none: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

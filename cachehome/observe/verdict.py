@@ -87,9 +87,9 @@ def judge(
     hits = sum(activity[name] or 0 for name in _HITS)
     blind = [name for name, needed in _NEEDED.items() if any(activity[counter] is None for counter in needed)]
     lost = _lost(activity)
-    if not hits and blind:
+    if not hits and ("inductor" in blind or (blind and not lost)):
         state = "unknown"
-    elif not hits and record.get("outcome") == "hit" and record.get("reason") == "restored":
+    elif not hits and record.get("outcome") == "hit":
         state = "inert"
         if not lost:
             causes.append(Cause("nothing_looked_up", "no compiler looked anything up in a cache"))
@@ -100,12 +100,13 @@ def judge(
     elif lost:
         state = "partly warm"
     else:
-        state = "unknown" if "inductor" in blind else "warm"
+        state = "unknown" if blind else "warm"
     saved, partly = _saved(activity, times or {})
     if state == "warm":
         notes, causes = [*causes], []
     else:
         notes = []
+    (notes if state != "unknown" else causes).extend(_blind(activity))
     notes += _notes(activity)
     return Verdict(state, tuple(causes), tuple(notes), families, saved, partly)
 
@@ -151,6 +152,7 @@ def _lost(activity: Activity) -> float:
         "triton_misses",
         "kernels_tuned",
         "cxx_kernels",
+        "ptxas",
     )
     return sum(activity[name] or 0 for name in names)
 
@@ -166,8 +168,10 @@ def _of_restore(record: Mapping[str, Any]) -> Iterable[Cause]:
         )
     elif outcome in ("rejected", "unavailable"):
         yield Cause(f"restore_{outcome}", f"nothing was restored: {message}")
-    for old in details.get("relocated") or ():
-        yield Cause("relocated", f"entries were made in {old}")
+    origins = list(details.get("relocated") or ())
+    above = [path for path in origins if not any(path.startswith(other + os.sep) for other in origins)]
+    if above:
+        yield Cause("relocated", f"entries were made in {', '.join(above)}")
 
 
 def _of_places(activity: Activity, record: Mapping[str, Any]) -> Iterable[Cause]:
@@ -206,6 +210,8 @@ def _of_kernels(activity: Activity) -> Iterable[Cause]:
             "kernels_missed",
             f"Triton compiled {activity['triton_misses']} kernels{_some(activity.missed.get('triton', []))}",
         )
+    elif activity["ptxas"]:
+        yield Cause("kernels_assembled", f"ptxas ran {activity['ptxas']} times")
     if activity["cxx_kernels"]:
         yield Cause("cxx", f"{activity['cxx_kernels']} C++ compilations")
 
@@ -228,8 +234,11 @@ def _notes(activity: Activity) -> list[Cause]:
         notes.append(
             Cause("repaired", f"{activity['autotuners_repaired']} relocated autotuners were repaired")
         )
-    notes += [Cause("unknown", f"{group}: unknown, {why}") for group, why in activity.unknown.items()]
     return notes
+
+
+def _blind(activity: Activity) -> list[Cause]:
+    return [Cause("unknown", f"{group}: unknown, {why}") for group, why in activity.unknown.items()]
 
 
 def _saved(activity: Activity, times: Mapping[str, float]) -> tuple[float | None, bool]:

@@ -20,6 +20,7 @@ RUN = "CACHEHOME_RUN"  # which processes belong together; children inherit it
 REPAIRS = {
     "torch._inductor.triton_bundler": ("cachehome.observe.relocation", "install"),
     "torch._inductor.codecache": ("cachehome.observe.headers", "install"),
+    "torch._inductor.runtime.compile_tasks": ("cachehome.observe.toolchain", "install"),
     "torch._inductor.runtime.triton_heuristics": ("cachehome.observe.ir", "install_aot"),
     "triton.compiler.compiler": ("cachehome.observe.ir", "install"),
 }
@@ -110,9 +111,7 @@ def _failed(function: str, error: Exception) -> None:
     try:
         from cachehome.observe.activity import log
 
-        group = {"watch_cache": "triton", "install": "repairs", "install_aot": "repairs"}.get(
-            function, function.removeprefix("watch_")
-        )
+        group = "triton" if function == "watch_cache" else function.removeprefix("watch_")
         log.watched(group, f"{type(error).__name__}: {error}")
     except Exception:
         _boot.explain()
