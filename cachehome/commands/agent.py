@@ -52,6 +52,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", default="", help="of the claim (default: the job's id in Slurm, else `driver`)"
     )
+    parser.add_argument(
+        "--pid", type=int, help="start: the claim lives as long as this process, without renewals"
+    )
     parser.add_argument("--no-lease", action="store_true", help="work without claims, until asked to end")
     parser.add_argument(
         "--shell", choices=("sh", "slurm"), help="start: print lines for `eval`, or for Slurm's TaskProlog"
@@ -90,7 +93,9 @@ def _start(args: argparse.Namespace, place: Place) -> int:
     for note in place.notes:
         output.talk(f"cachehome: {note}")
     heartbeat = agent.claim_path(directory, _name(args))
-    if not args.no_lease:
+    if args.pid:
+        agent.claim_for(heartbeat, args.pid)
+    elif not args.no_lease:
         agent.Lease(heartbeat).renew()
     record = agent.restore(place)
     if record is not None:
@@ -100,7 +105,7 @@ def _start(args: argparse.Namespace, place: Place) -> int:
         process = agent.detach(place, leased=not args.no_lease)
         started = process.pid
         process.returncode = 0  # it is nobody's child from here on
-        _until(lambda: agent.working(directory), 10.0)
+        _until(lambda: agent.status(directory)["state"] in ("ready", "ending", "ended"), 10.0)
     _print_variables(args, place, heartbeat, started)
     return 0
 

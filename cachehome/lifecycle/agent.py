@@ -82,11 +82,18 @@ class Claims:
         now = time.monotonic()
         found: dict[str, tuple[int, float]] = {}
         with contextlib.suppress(OSError), os.scandir(self._directory) as entries:
-            for entry in entries:
+            for entry in list(entries):
                 with contextlib.suppress(OSError):
                     changed = entry.stat().st_mtime_ns
                     before = self._seen.get(entry.name)
                     found[entry.name] = before if before and before[0] == changed else (changed, now)
+                    lives = _process_lives(entry.path)
+                    if lives:
+                        found[entry.name] = (changed, now)
+                    elif lives is not None:
+                        del found[entry.name]
+                        os.unlink(entry.path)
+                        self.ever = True
         self._seen = found
         self.ever = self.ever or bool(found)
         return min((now - at for _, at in found.values()), default=None)
@@ -96,6 +103,39 @@ class Claims:
         for name in self._seen:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self._directory, name))
+
+
+def claim_for(path: str, pid: int) -> None:
+    """Make the claim *path* live as long as the process *pid*."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f"{pid} {_birth(pid)}\n")
+
+
+def _process_lives(path: str) -> bool | None:
+    """Whether the process that the claim *path* names lives; None if it names none."""
+    with open(path, encoding="utf-8") as file:
+        words = file.read(100).split()
+    if len(words) != 2:
+        return None
+    return _birth(int(words[0])) == words[1] != ""
+
+
+def _birth(pid: int) -> str:
+    """What tells a process from a later one with the same number; "" if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+    except (OSError, IndexError):
+        pass
+    if sys.platform == "linux":
+        return ""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return ""
+    return "alive"
 
 
 class Lease:

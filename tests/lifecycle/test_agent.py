@@ -107,6 +107,17 @@ def test_renewals_keep_it(agents, wait_for):
     wait_for(lambda: state(node) == "ended")
 
 
+def test_a_claim_of_a_process_ends_with_it(agents, wait_for):
+    node = agents
+    with subprocess.Popen(["sleep", "60"]) as driver:
+        start(node, "--pid", str(driver.pid), CACHEHOME_LEASE_TIMEOUT_SECONDS="0.5")
+        time.sleep(2)
+        assert state(node) == "ready", "no renewals are needed"
+        driver.kill()
+    wait_for(lambda: state(node) == "ended")
+    assert status(node)["agents"][0]["reason"] == "released"
+
+
 def test_two_jobs_share_one_agent(agents, wait_for):
     node = agents
     one = start(node, "--name", "one")

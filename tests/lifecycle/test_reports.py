@@ -82,7 +82,9 @@ def test_the_verb(node):
     assert "no_published_generation" in shown.stdout
     told = json.loads(node.run("report", "--json", str(node.reports)).stdout)
     jsonschema.validate(told["starts"], reports.schema(reports.STARTS))
-    assert node.run("report", CACHEHOME_REPORT_DIR="-").returncode == 3  # nobody counted in the live directories
+    assert (
+        node.run("report", CACHEHOME_REPORT_DIR="-").returncode == 3
+    )  # nobody counted in the live directories
 
 
 def test_broken_parts_are_left_out(node):
