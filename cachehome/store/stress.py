@@ -59,7 +59,7 @@ class Load:
 
     @property
     def rules(self) -> gc.Rules:
-        return gc.Rules(self.keep, self.grace, max(4 * self.grace, 2 * _TURN), 2 * self.grace)
+        return gc.Rules(self.keep, self.grace, max(4 * self.grace, 2 * _TURN), 10 * self.grace)
 
 
 @dataclass(slots=True)
