@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ from cachehome.store.memory import Memory
 
 LAYOUT = "cachehome-v1"
 _DIGITS = 8
+_DECODED = 4  # manifests kept
+_HASH = re.compile("[0-9a-f]{64}")
 _MOST_DIGITS = 18  # what JSON holds as a whole number; a longer name is a stray, and must not end the line
 _FIRST_WAIT = 0.05
 _LAG_TRIES = 5  # how often a listing is asked again that shows a generation which is not there
@@ -67,6 +70,7 @@ class Reader:
         self.backend = Nested(backend, LAYOUT)
         self.url = backend.url
         self.memory = memory
+        self._decoded: dict[str, Generation] = {}
         self._sign = sign
         self._verify = verify
         self._verified: dict[str, int] = {}
@@ -75,7 +79,7 @@ class Reader:
 
     def builds(self) -> list[str]:
         """Hashes of all builds."""
-        return sorted(self.backend.list(""))
+        return sorted(name for name in self.backend.list("") if _HASH.fullmatch(name))
 
     def profiles(self, build: str) -> list[str]:
         """Names of the profiles of *build*."""
@@ -131,7 +135,15 @@ class Reader:
         return generation
 
     def _decode(self, name: str, data: bytes) -> Generation:
-        return Generation(decode(data, name, self._verify), hashlib.sha256(data).hexdigest())
+        """Verify and decode; what was decoded a moment ago, as a commit and its check do, is not decoded again."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        found = self._decoded.get(sha256)
+        if found is None:
+            found = Generation(decode(data, name, self._verify), sha256)
+            while len(self._decoded) >= _DECODED:
+                del self._decoded[next(iter(self._decoded))]
+            self._decoded[sha256] = found
+        return found
 
     def _check_line(self, build: str, profile: str, manifest: Manifest, highest: int) -> None:
         if self.memory is None:

@@ -100,7 +100,7 @@ def test_the_stress_program_catches_a_store_without_a_step(step: str, tmp_path: 
 def test_a_whole_store_passes(tmp_path: Path) -> None:
     for seconds in (8.0, 30.0):
         report = stress("none", tmp_path, seconds)
-        assert report["sound"], report
+        assert report["sound"], json.dumps(report)
         if report["killed"] and report["deleted"]:
             break
     assert report["killed"], report
