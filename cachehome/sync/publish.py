@@ -25,7 +25,7 @@ from cachehome.store import gc
 from cachehome.store.manifest import Entry, Manifest, check_path
 from cachehome.store.marks import Denials
 from cachehome.store.store import Addition, Generation, Store
-from cachehome.sync import growing, portable
+from cachehome.sync import copies, growing, portable
 from cachehome.sync.denied import damaged, denied_here
 from cachehome.sync.live import Live, Stamp, in_effect, known, row, trouble
 from cachehome.sync.packing import Source, Spool
@@ -250,6 +250,7 @@ class _Publish(Work):
         kept: dict[tuple[str, str], Entry] = {}
         conflicts = 0
         gone = {n for n, pack in enumerate(base.packs) if pack.sha256 in lost} if base else set()
+        keys = self._keys(base, gone)
         for number, source in enumerate(self.sources):
             ir = source.family.ir
             changed_table = False
@@ -272,9 +273,29 @@ class _Publish(Work):
                 with contextlib.suppress(OSError):
                     source.live.make()
                     source.live.write_table(source.table)
+            found = copies.redundant(
+                wanted[number], source.local, keys[source.family.name], source.live.directory
+            )
+            if found:
+                wanted[number] = [name for name in wanted[number] if name not in found]
+                self.details["copies"] = self.details.get("copies", 0) + len(found)
         if conflicts:
             self.details["conflicts"] = conflicts
         return wanted, kept
+
+    def _keys(self, base: Manifest | None, gone: set[int]) -> dict[str, set[str]]:
+        """By family, the keys under which *base* holds a graph that readers get."""
+        keys: dict[str, set[str]] = {source.family.name: set() for source in self.sources}
+        for (family, name), entry in (base.entries if base else {}).items():
+            key = copies.key_of(name) if family in keys else ""
+            if (
+                key
+                and base
+                and not any(file.pack in gone for file in entry.files)
+                and not self.denials.denies(entry, base)
+            ):
+                keys[family].add(key)
+        return keys
 
     def _nameable(self, entry: LocalEntry) -> bool:
         """Whether a manifest may hold the names of *entry*: readers refuse one that holds any other."""
