@@ -139,15 +139,8 @@ def place_of(
     """The place of the identity *who*, for the worker *slot* (None: the slot of the settings)."""
     if slot is not None:
         settings = settings.replace(slot=slot)
-    found = home.resolve(
-        environment(environ, settings),
-        build8=who.build8,
-        tag=str(who.build.get("host_tag") or "") or None,  # of the job's interpreter, which need not be ours
-        families=_chosen(settings),
-        local=settings.local or None,
-        slot=settings.slot or None,
-        make=True,
-    )
+    # The tag is that of the job's interpreter, which need not be ours.
+    found = _resolve(settings, environ, build8=who.build8, tag=str(who.build.get("host_tag") or "") or None)
     level = os.path.dirname(found.live) if found.live and found.slot else found.live
     file = _keep(who, level)
     job = dict(environ)
@@ -166,6 +159,24 @@ def insist(record: Record, settings: Settings) -> None:
     ]
     if cold:
         raise NotWarm(f"require_warm: {', '.join(cold)}: no warm start ({record.line()})", families=cold)
+
+
+def unsynced(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """*environ* with the directories that the hook would set: for a job whose identity can't be known."""
+    job = dict(environ)
+    home.apply(_resolve(settings, environ), job)
+    return job
+
+
+def _resolve(settings: Settings, environ: Mapping[str, str], **wishes: Any) -> home.Resolution:
+    return home.resolve(
+        environment(environ, settings),
+        families=_chosen(settings),
+        local=settings.local or None,
+        slot=settings.slot or None,
+        make=True,
+        **wishes,
+    )
 
 
 def _chosen(settings: Settings) -> list[families.Family]:

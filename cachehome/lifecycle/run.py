@@ -25,6 +25,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cachehome.errors import NotWarm
 from cachehome.lifecycle import place as places
 from cachehome.lifecycle.reports import Reporter
 from cachehome.lifecycle.rounds import Round
@@ -98,14 +99,15 @@ class Run:
     def _around(self) -> Ended:
         try:
             self._place = places.prepare(self._settings, self._environ, command=self._command)
-        except (
-            Exception
-        ) as error:  # a probe, a full disk, a strange home: the command runs as it would without us
+        except Exception as error:  # a probe, a full disk, a strange home: the command runs, cold
             self._say(f"no warm start: {error}")
-        for note in (
-            *(self._place.notes if self._place else ()),
-            *_out_of_reach(self._environ, self._command),
-        ):
+            if self._settings.require_warm:
+                wanted = list(self._settings.require_warm)
+                raise NotWarm(f"require_warm: {', '.join(wanted)}: no warm start", families=wanted) from None
+            with contextlib.suppress(Exception):
+                self._environ = places.unsynced(self._settings, self._environ)
+        notes = self._place.notes if self._place else []
+        for note in [*notes, *_out_of_reach(self._environ, self._command)]:
             self._say(note)
         stopped = self._before()
         if stopped:

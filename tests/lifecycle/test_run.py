@@ -367,7 +367,7 @@ def test_many_wrappers_on_one_node_fetch_once(node):
         for _ in range(4)
     ]
     ended = [process.communicate(timeout=100) for process in started]
-    assert [out for out, _ in ended] == ['{"n": 1}\n'] * 4
+    assert [out for out, _ in ended] == ['{"n": 1}\n'] * 4, ended
     assert sum("restore: hit" in err for _, err in ended) == 4
 
 
@@ -378,6 +378,14 @@ def test_require_warm(node):
     node.run("run", "--", "sh", "-c", write(1))
     node.wipe()
     assert node.run("run", "--", "echo", "ran", CACHEHOME_REQUIRE_WARM="inductor").stdout == "ran\n"
+
+
+def test_a_job_whose_identity_cannot_be_known_keeps_its_home(node):
+    ended = node.run("run", "--", "sh", "-c", 'echo "$TRITON_CACHE_DIR"', CACHEHOME_IDENTITY="/no/such/file")
+    assert "/local/torchinductor/triton" in ended.stdout
+    assert "no warm start" in ended.stderr
+    environ = {"CACHEHOME_IDENTITY": "/no/such/file", "CACHEHOME_REQUIRE_WARM": "triton"}
+    assert node.run("run", "--", "true", **environ).returncode == 1
 
 
 @pytest.mark.parametrize(
