@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pages
 import pytest
-from pages import PAGES, blocks, name
+from pages import PAGES, ROOT, blocks, name
 
 # Blocks that are shown but not run, by reason. A new one is a decision: count it here.
 NOT_RUN = {
@@ -92,6 +92,13 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{name(page)}: {target}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / ".ci" / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in PAGES:
+        place = name(page).removeprefix("docs/")
+        assert name(page) == "README.md" or f": {place}\n" in navigation, place
 
 
 def test_verbs_and_variables_that_pages_name_exist() -> None:
