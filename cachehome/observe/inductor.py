@@ -18,7 +18,7 @@ import sys
 import threading
 from typing import Any
 
-from cachehome.observe import patches
+from cachehome.observe import compilers, patches
 from cachehome.observe.activity import log, worker
 from cachehome.observe.graphs import Graphs
 
@@ -107,8 +107,7 @@ def watch_fx(module: Any) -> None:
         log.watched("fx", str(error))
     else:
         log.watched("fx")
-    sys.addaudithook(_audit)
-    log.watched("compilers")
+    compilers.watch()
 
 
 def _fx_looked_up(result: Any, _args: Any, _kwargs: Any) -> None:
@@ -242,46 +241,3 @@ def _pool(_none: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     count = kwargs["nprocs"] if "nprocs" in kwargs else args[1]
     log.note("pool", workers=count, pid=args[0].process.pid)
     log.add(workers=count)
-
-
-# -- compilers --------------------------------------------------------------------------------------------
-
-_CXX = ("g++", "gcc", "c++", "cc", "clang++", "clang", "icpx", "nvcc", "hipcc")
-
-
-def _audit(event: str, args: tuple[Any, ...]) -> None:
-    """An audit hook sees every process that this one starts, from whichever thread."""
-    if event != "subprocess.Popen":
-        return
-    try:
-        command = args[1]
-        words = command.split() if isinstance(command, str) else [os.fsdecode(word) for word in command]
-        kind = compiler(words)
-        if kind:
-            log.add(**{kind: 1})
-    except Exception:
-        return  # a command line as nobody has seen one; it must start all the same
-
-
-def compiler(words: list[str]) -> str:
-    """Which counter the command line *words* adds to, "" if it starts no compiler.
-
-    A header is the precompiled one. A probe is a library of a few lines that tells whether an instruction set
-    works. A query compiles nothing: a version, a search path, preprocessed source.
-    """
-    name = os.path.basename(words[0])
-    if name.startswith("ptxas"):
-        return "ptxas" if any(word.endswith(".ptx") for word in words) else ""
-    plain = name.rstrip("0123456789.-")
-    if not plain.endswith(_CXX) or (
-        plain not in _CXX and not plain.endswith(tuple(f"-{end}" for end in _CXX))
-    ):
-        return ""
-    sources = [word for word in words[1:] if word.endswith((".cpp", ".cc", ".c", ".cu")) and word[0] != "-"]
-    if "c++-header" in words:
-        return "cxx_headers"
-    if not sources or "-E" in words:
-        return "cxx_queries"
-    # Inductor calls what it generates <key>.main.cpp and <key>.kernel.cpp, what it probes with <key>.cpp.
-    probe = sources[0].endswith(".cpp") and os.path.basename(sources[0]).count(".") == 1
-    return "cxx_probes" if probe else "cxx_kernels"

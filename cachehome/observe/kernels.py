@@ -14,14 +14,15 @@ import threading
 import time
 from typing import Any
 
-from cachehome.observe import patches
+from cachehome.observe import compilers, patches
 from cachehome.observe.activity import log
 
 _missed = threading.local()  # key -> when it was missed, by this thread
 
 
 def watch_cache(module: Any) -> None:
-    """Watch `triton.runtime.cache`."""
+    """Watch `triton.runtime.cache`, and the compilers that Triton starts."""
+    compilers.watch()
     try:
         manager = patches.member(module, "FileCacheManager")
         patches.mentions(module, "__grp__", "child_paths")

@@ -71,7 +71,10 @@ def test_the_loader_is_as_it_was(python: Python, stub: Path) -> None:
 
 def test_a_module_that_fails_fails_as_ever(python: Python, stub: Path) -> None:
     (stub / "codecache.py").write_text("raise RuntimeError('theirs')")
-    code = "try:\n import torch._inductor.codecache\nexcept RuntimeError as e:\n print(e, 'torch._inductor.codecache' in sys.modules)"
+    code = (
+        "try:\n import torch._inductor.codecache\n"
+        "except RuntimeError as e:\n print(e, 'torch._inductor.codecache' in sys.modules)"
+    )
     assert run_with(python, stub, code) == "theirs False\n"
 
 
