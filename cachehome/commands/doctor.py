@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 from typing import Any
 
 from cachehome.commands import output
@@ -43,13 +44,16 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     place = args.place or (settings.store[-1] if settings.store else "")
     report = None
     if place:
+        place = place if "://" in place else os.path.abspath(place)
         found, backend = _store(place, settings)
         findings += found
         if args.stress and backend is not None:
             report = _stress(args, backend)
     elif args.stress:
         findings.append(Finding("store", FAIL, "no store is set: name one, or set CACHEHOME_STORE"))
-    sound = all(finding.state != FAIL for finding in findings) and (report is None or report["sound"])
+    sound = all(finding.state != FAIL for finding in findings) and (
+        not args.stress or (report is not None and report["sound"])
+    )
     if args.json:
         rows = [finding._asdict() for finding in findings]
         output.as_json({"sound": sound, "store": place or None, "findings": rows, "stress": report})

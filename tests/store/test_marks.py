@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -220,3 +222,22 @@ def test_doctor(place: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert (code, report["sound"]) == (1, False)
     code, report = run(capsys, "doctor", str(tmp_path / "store"), "--stress", "1", "--join")
     assert code == 1
+    code, report = run(capsys, "doctor", "store")  # relative to the working directory
+    assert (code, report["store"]) == (0, str(tmp_path / "store"))
+
+
+def test_doctor_does_not_call_a_store_sound_that_it_could_not_stress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    root = tmp_path / "store"
+    root.mkdir(mode=0o700)
+
+    def refuse(*_: object) -> bool:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(PosixBackend, "_write", refuse)
+    code, report = run(capsys, "doctor", str(root))
+    assert (code, report["sound"]) == (0, True)  # good for readers
+    code, report = run(capsys, "doctor", str(root), "--stress", "1")
+    assert (code, report["sound"], report["stress"]) == (1, False, None)
