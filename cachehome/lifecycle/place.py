@@ -20,6 +20,7 @@ from cachehome.errors import NotWarm
 from cachehome.identity import Identity, identity
 from cachehome.lifecycle.node import Step
 from cachehome.lifecycle.transfer import environment
+from cachehome.observe import watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
@@ -148,6 +149,11 @@ def place_of(
     job["CACHEHOME_IDENTITY"] = file
     if slot is not None:
         job["CACHEHOME_SLOT"] = slot
+    if settings.diagnostics:  # which a file may have asked for; the job's processes read variables
+        job["CACHEHOME_DIAGNOSTICS"] = "1"
+        if settings.report_dir:
+            job["CACHEHOME_REPORT_DIR"] = settings.report_dir
+        job.setdefault(watch.RUN, watch.run_name(job))
     return Place(settings, who, file, job, found)
 
 

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cachehome.sync import portable
 from cachehome.sync.live import Live, Stamp, in_effect, known, row
@@ -100,17 +100,20 @@ def _clone(family: Family, there: Live, here: Live) -> tuple[int, int, int, int]
     present = scan(family, here.directory)
     entries = files = size = 0
     staging = here.staging()
+    made: set[str] = set()
     try:
         for entry in scan(family, there.directory).values():
-            paths = [entry.name + file.suffix for file in entry.files]
+            rows = [known(table, entry.name + file.suffix, file) for file in entry.files]
             # Only what was verified: the worker over there may be compiling by now.
-            if entry.name in present or not all(map(known, [table] * len(paths), paths, entry.files)):
+            if entry.name in present or not all(rows):
                 continue
-            if _move_in(_stage(entry, there, staging, here), entry, here, staging):
-                for path, file in zip(paths, entry.files, strict=True):
-                    with contextlib.suppress(OSError):
-                        mine[path] = _row(os.path.join(here.directory, path), file, known(table, path, file))
-                entries, files = entries + 1, files + len(paths)
+            bring = _tree if entry.files[0].suffix[:1] == "/" else _files
+            came = bring(entry, there, here, staging, made)
+            for file, sha256, found in zip(entry.files, rows, came, strict=False):
+                changed = file._replace(size=found.st_size, mtime_ns=found.st_mtime_ns, inode=found.st_ino)
+                mine[entry.name + file.suffix] = row(changed, sha256)
+            if came:
+                entries, files = entries + 1, files + len(came)
                 size += sum(file.size for file in entry.files)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -118,57 +121,74 @@ def _clone(family: Family, there: Live, here: Live) -> tuple[int, int, int, int]
     return entries, files, size, len(present)
 
 
-def _stage(entry: LocalEntry, there: Live, staging: str, here: Live) -> list[str]:
-    """Copy an entry to the staging directory; its paths below it."""
-    paths = []
-    made = ""
-    tree = _is_tree(entry)
+def _tree(entry: LocalEntry, there: Live, here: Live, staging: str, made: set[str]) -> list[os.stat_result]:
+    """Bring a directory that is one entry. The status of its files; none if somebody else's is there by now."""
+    directory = os.path.join(staging, "tree")
+    os.mkdir(directory, 0o700)
+    target = os.path.join(here.directory, entry.name)
+    children = {file.suffix[1:] for file in entry.files}
+    came = []
+    for file in entry.files:
+        source, copy = f"{there.directory}/{entry.name}{file.suffix}", directory + file.suffix
+        if "/" in file.suffix[1:]:
+            os.makedirs(os.path.dirname(copy), mode=0o700, exist_ok=True)
+        if portable.is_group(file.suffix):
+            came.append(_write(copy, portable.local(_read(source), target, children)))
+        else:
+            came.append(_link_or_copy(source, copy, file))
+    _make_parent(target, made)
+    try:
+        os.rename(directory, target)
+    except OSError:
+        shutil.rmtree(directory, ignore_errors=True)
+        return []
+    return came
+
+
+def _files(entry: LocalEntry, there: Live, here: Live, staging: str, made: set[str]) -> list[os.stat_result]:
+    """Bring files that are one entry, one by one."""
+    came = []
+    copy = os.path.join(staging, "file")
     for file in entry.files:
         path = entry.name + file.suffix
-        source, target = os.path.join(there.directory, path), os.path.join(staging, path)
-        if os.path.dirname(target) != made:
-            made = os.path.dirname(target)
-            os.makedirs(made, mode=0o700, exist_ok=True)
-        if portable.is_group(path):
-            with open(source, "rb") as opened:
-                children = {other.suffix[1:] for other in entry.files}
-                text = portable.local(opened.read(), os.path.join(here.directory, entry.name), children)
-            with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
-                opened.write(text)
-        elif not (tree and _link(source, target)):
-            shutil.copyfile(source, target)
-            os.chmod(target, file.mode)
-        paths.append(path)
-    return paths
+        target = os.path.join(here.directory, path)
+        _make_parent(target, made)
+        _copy(os.path.join(there.directory, path), copy, file)
+        came.append(os.stat(copy))
+        os.rename(copy, target)
+    return came
 
 
-def _link(source: str, target: str) -> bool:
+def _make_parent(path: str, made: set[str]) -> None:
+    parent = os.path.dirname(path)
+    if parent not in made:
+        os.makedirs(parent, mode=0o700, exist_ok=True)
+        made.add(parent)
+
+
+def _link_or_copy(source: str, target: str, file: LocalFile) -> os.stat_result:
     try:
         os.link(source, target)
-        return True
     except OSError:  # another file system, or one without links
-        return False
+        _copy(source, target, file)
+    return os.stat(target)
 
 
-def _move_in(paths: list[str], entry: LocalEntry, here: Live, staging: str) -> bool:
-    moves = [entry.name] if _is_tree(entry) else paths
-    for path in moves:
-        target = os.path.join(here.directory, path)
-        os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
-        try:
-            os.rename(os.path.join(staging, path), target)
-        except OSError:  # somebody else's is there by now
-            return False
-    return True
+def _copy(source: str, target: str, file: LocalFile) -> None:
+    shutil.copyfile(source, target)
+    if file.mode != 0o600:
+        os.chmod(target, file.mode)
 
 
-def _is_tree(entry: LocalEntry) -> bool:
-    return entry.files[0].suffix[:1] == "/"
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
-def _row(path: str, file: LocalFile, sha256: str) -> list[Any]:
-    found = os.stat(path)
-    return row(file._replace(size=found.st_size, mtime_ns=found.st_mtime_ns, inode=found.st_ino), sha256)
+def _write(path: str, data: bytes) -> os.stat_result:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+        file.write(data)
+        return os.fstat(file.fileno())
 
 
 def remove(live: str, seconds: float = 60.0) -> None:
