@@ -46,7 +46,7 @@ def start(count: bool = False) -> None:
     if count and not counting:
         counting = True
         tables.append(COUNTERS)
-        os.environ.setdefault(RUN, _run(os.environ))
+        os.environ.setdefault(RUN, run_name(os.environ))
     for table in tables:
         for name, target in table.items():
             _watched.setdefault(name, []).append(target)
@@ -57,7 +57,7 @@ def start(count: bool = False) -> None:
         sys.meta_path.insert(0, Finder)
 
 
-def _run(environ: "Mapping[str, str]") -> str:
+def run_name(environ: "Mapping[str, str]") -> str:
     """A name for this process and its descendants; the same in all tasks of a job step."""
     if environ.get("SLURM_JOB_ID"):
         return f"slurm-{environ['SLURM_JOB_ID']}.{environ.get('SLURM_STEP_ID', '0')}"
