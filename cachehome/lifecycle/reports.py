@@ -61,6 +61,7 @@ class Reporter:
             **_figures(record),
             "at": _clock(time.time()),
             "directories": dict(place.directories),
+            "relocated": list(record.details.get("relocated") or ()),
         }
         self._write(place.slot)
 
