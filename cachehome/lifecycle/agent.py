@@ -34,13 +34,13 @@ from cachehome.lifecycle.reports import Reporter
 from cachehome.lifecycle.rounds import Publishing
 from cachehome.lifecycle.transfer import environment, importable
 from cachehome.lifecycle.watch import Rhythm
+from cachehome.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
 
     from cachehome.lifecycle.place import Place
-    from cachehome.settings import Settings
     from cachehome.sync.record import Record
 
 _PAUSE = 0.5
@@ -145,9 +145,10 @@ class Lease:
     instead.
     """
 
-    def __init__(self, path: str, interval: float = 30.0) -> None:
+    def __init__(self, path: str, interval: float | None = None) -> None:
+        """*interval*: seconds; None: `heartbeat_interval_seconds`."""
         self._path = path
-        self._interval = interval
+        self._interval = interval or Settings.load(lenient=True).heartbeat_interval_seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="cachehome-lease", daemon=True)
 

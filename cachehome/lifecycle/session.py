@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
     from cachehome.identity import Identity
-    from cachehome.lifecycle.node import Step
     from cachehome.lifecycle.place import Place
     from cachehome.lifecycle.rounds import Round
     from cachehome.sync.record import Record
@@ -118,8 +117,7 @@ class Session:
     def _restore(self, settings: Settings) -> None:
         if not settings.store or not settings.restore:
             return
-        waiting = [place.restore(settings.store_timeout_seconds, since=self._since) for place in self._places]
-        self.records = _all(waiting)
+        self.records = private.restore_all(self._places, settings.store_timeout_seconds, self._since)
         for place, record in zip(self._places, self.records, strict=True):
             level = logging.INFO if record.outcome in ("hit", "miss", "disabled") else logging.WARNING
             log.log(level, "cachehome: %s%s", f"{place.slot}: " if place.slot else "", record.line())
@@ -226,7 +224,7 @@ class Session:
                 left = max(1.0, until - time.monotonic())
                 round_ = self._publish("final", left, since=asked).wait()
                 self._ended(round_)
-                if self._slots and round_.done:
+                if round_.done:
                     for place in self._places:
                         if place.live and place.slot and place.private:
                             private.remove(place.live)
@@ -304,12 +302,6 @@ class Session:
 
 
 _KILL = 8.0
-
-
-def _all(steps: Sequence[Step]) -> list[Record]:
-    while sum(step.poll() is None for step in steps):
-        time.sleep(0.02)
-    return [step.wait() for step in steps]
 
 
 def _raise(round_: Round) -> None:

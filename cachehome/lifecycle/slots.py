@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cachehome.sync import portable
 from cachehome.sync.live import Live, Stamp, in_effect, known, row
@@ -29,21 +29,62 @@ if TYPE_CHECKING:
 
     from cachehome.families import Family
     from cachehome.identity import Identity
+    from cachehome.lifecycle.place import Place
+
+
+def restore_all(places: Sequence[Place], seconds: float, since: float) -> list[Record]:
+    """Restore the first of *places* and clone the others from it, in one process; their records."""
+    from cachehome.lifecycle.transfer import Transfer, environment, record_from
+
+    until = time.monotonic() + seconds
+    first = places[0].restore(seconds, since=since).wait()
+    others = list(places[1:])
+    if others and first.outcome == "hit":
+        targets = json.dumps([place.directories for place in others])
+        cloned = Transfer(
+            "restore",
+            environment(places[0].environ, places[0].settings),
+            verb="clone",
+            identity=places[0].identity_file,
+            arguments=["--from", json.dumps(places[0].directories), "--to", targets],
+            seconds=max(1.0, until - time.monotonic()),
+            modest=False,
+        ).wait()
+        each = cloned.details.get("each", [])
+        if len(each) == len(others):
+            return [first, *map(record_from, each)]
+    steps = [place.restore(max(1.0, until - time.monotonic()), since=since) for place in others]
+    while sum(step.poll() is None for step in steps):
+        time.sleep(0.02)
+    return [first, *(step.wait() for step in steps)]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`clone --json --identity FILE --from DIRECTORIES`: copy those to the directories in effect, else restore."""
+    """`clone --json --identity FILE --from DIRECTORIES [--to LIST OF DIRECTORIES]`, for `child`.
+
+    Without a list, the directories in effect become a copy, and are restored if that can't be.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--identity", required=True)
     parser.add_argument("--from", dest="source", type=json.loads, required=True)
+    parser.add_argument("--to", type=json.loads)
     args = parser.parse_args(arguments)
     from cachehome.commands import output
     from cachehome.identity import Identity
     from cachehome.settings import Settings
+    from cachehome.sync import parallel
     from cachehome.sync.restore import restore
 
-    settings, identity = Settings.load(), Identity.load(args.identity)
+    identity = Identity.load(args.identity)
+    if args.to is not None:
+
+        def one(target: dict[str, str]) -> dict[str, Any]:
+            return clone(identity, args.source, target).to_json()
+
+        records = list(parallel.each(one, args.to))
+        return output.record(Record("restore", "hit", "cloned", details={"each": records}), json_wanted=True)
+    settings = Settings.load()
     try:
         record = clone(identity, args.source, in_effect(settings))
     except (OSError, ValueError):  # somebody works there, or wiped it

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 
-import jsonschema
 import pytest
 
 import cachehome
 from cachehome.lifecycle import reports
+
+jsonschema = pytest.importorskip("jsonschema")
 
 
 def check(directory) -> dict[str, dict[str, object]]:
