@@ -40,7 +40,7 @@ class Log:
             os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may start a compiler while an event is written
         self._file = -1
         self._written = 0
         self._closed = False
@@ -55,9 +55,11 @@ class Log:
     def watched(self, group: str, why_not: str = "") -> None:
         """Say whether the counters of *group* can be believed."""
         fact = {"what": group, "why": why_not} if why_not else {"what": group}
-        self._told.append(("unknown" if why_not else "watched", fact))
-        if self._file >= 0:
-            self.note(*self._told[-1][:1], **fact)
+        event = ("unknown" if why_not else "watched", fact)
+        if event not in self._told:
+            self._told.append(event)
+            if self._file >= 0:
+                self.note(event[0], **fact)
 
     def note(self, event: str, **facts: Any) -> None:
         """Write one event."""

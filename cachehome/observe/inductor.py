@@ -39,8 +39,17 @@ _NAMED = 3  # differences that a line names
 
 _graphs: dict[str, Graphs] = {}
 _seen: dict[str, float] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()
 _thread = threading.local()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # a thread that is not here may have held the old one
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def snapshot() -> None:

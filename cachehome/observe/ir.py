@@ -10,6 +10,7 @@ AOTInductor packs the assembly of each kernel that it compiles: for those it is 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from cachehome.observe import patches
@@ -33,7 +34,8 @@ def install(module: Any) -> None:
             kernel = args[0]
             if type(kernel.asm) is plain and texts_of(kernel.asm):
                 kernel.asm.__class__ = lazy
-                kernel.asm.complete = lambda: complete(kernel, compile_kernel)
+                # Not the kernel itself: a cycle would keep its module on the GPU.
+                kernel.asm.complete = partial(complete, compile_kernel, kernel.src, kernel.metadata)
 
         patches.after(patches.member(module, "CompiledKernel"), "__init__", made)
     except patches.Unfamiliar as error:
@@ -64,18 +66,18 @@ def texts_of(asm: Any) -> tuple[str, ...]:
     return ()
 
 
-def complete(kernel: Any, compile_kernel: Any) -> dict[str, Any]:
-    """The texts of a slim *kernel*, by compiling it again."""
+def complete(compile_kernel: Any, source: Any, facts: Any) -> dict[str, Any]:
+    """The texts of a slim kernel, by compiling its *source* again as its metadata, *facts*, say."""
     from triton import knobs
 
-    metadata = kernel.metadata._asdict()
+    metadata = facts._asdict()
     # From JSON: what were tuples are lists, and the key of the kernel's directory would be another.
     options = {
         name: _tuples(value) for name, value in metadata.items() if name not in ("hash", "target", "name")
     }
     with knobs.compilation.scope():
         knobs.compilation.always_compile = True
-        again = compile_kernel(kernel.src, target=metadata["target"], options=options)
+        again = compile_kernel(source, target=metadata["target"], options=options)
     log.add(kernels_completed=1)
     return dict(again.asm)
 
