@@ -33,8 +33,8 @@ def write(tmp_path: Path) -> Write:
     number = 0
 
     def log(
-        counts: dict[str, float], *events: dict[str, Any], run: str = "r", role: str = "", unknown: tuple[str, ...] = (),
-        groups: tuple[str, ...] = GROUPS, live: str = "/live", rank: str = "",
+        counts: dict[str, float], *events: dict[str, Any], run: str = "r", role: str = "",
+        unknown: tuple[str, ...] = (), groups: tuple[str, ...] = GROUPS, live: str = "/live", rank: str = "",
     ) -> str:  # fmt: skip
         nonlocal number
         number += 1
