@@ -14,9 +14,7 @@ from pathlib import Path
 PAGES = Path(__file__).resolve().parent / "reference"
 sys.path.insert(0, str(PAGES.parents[1]))
 # Settings that are read and checked, but that no code acts on in this version.
-NOT_YET = (
-    "heartbeat_interval_seconds",
-)
+NOT_YET = ("heartbeat_interval_seconds",)
 NOTE = "<!-- made by docs/generate.py from {source}: change it there -->\n\n"
 
 
