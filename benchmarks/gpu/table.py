@@ -88,6 +88,7 @@ COLUMNS: dict[str, Callable[[Rows], str]] = {
     "AOT hit/miss": lambda rows: _pair(rows, "aot_hits", "aot_misses"),
     "Triton hit/miss": lambda rows: _pair(rows, "triton_hits", "triton_misses"),
     "autotuners loaded/repaired": lambda rows: _pair(rows, "autotuners_loaded", "autotuners_repaired"),
+    "choices kept": lambda rows: _count(rows, "choices_kept"),
     "tuned/benchmarks": lambda rows: _pair(rows, "kernels_tuned", "benchmarks"),
     "C++/ptxas": lambda rows: _pair(rows, "cxx_kernels", "ptxas"),
     "written outside": lambda rows: _range(

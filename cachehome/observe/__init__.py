@@ -5,6 +5,7 @@
       inductor     Inductor's and AOTAutograd's caches, counted
       compilers    C++ compilers and ptxas, counted
       relocation   repair: autotuners that name the directory they were made in
+      choices      repair: kernels that forget that they were tuned
       headers      repair: a precompiled header that nothing needs
       toolchain    repair: torch's choice of ptxas, made late
       ir           repair: a kernel that was restored without its IR, and is asked for it

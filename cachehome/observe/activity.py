@@ -10,21 +10,25 @@
     {"event": "worker"}                                           this is a compile worker, and it is watched
     {"event": "directories", "inductor": ..., "triton": ...}      in effect, whenever they change
 
-The log lies in `report_dir`, else in `.cachehome/activity` of the live directory. Each event is written at once: a
-server that is killed must not lose them. There is none while diagnostics are off, and none where it can't be
-written; a log that has grown to `LARGEST` bytes ends with the event `full`.
+The log lies in `report_dir`, else in `.cachehome/activity` of the live directory. Each event is written at once,
+or handed to a thread at once: a server that is killed must not lose them. There is no log while diagnostics are
+off, and none where it can't be written; one that has grown to `LARGEST` bytes ends with the event `full`.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import queue
 import sys
 import threading
 import time
 from typing import Any
 
 LARGEST = 16 << 20
+_MOST_WAITING = 10_000  # events
+_PATIENCE = 2.0  # seconds at the end of a process
 OLD = 14 * 86_400.0  # seconds after which a log may go
 PREFIX, SUFFIX = "activity-", ".jsonl"
 VARIABLES = {"inductor": "TORCHINDUCTOR_CACHE_DIR", "triton": "TRITON_CACHE_DIR"}
@@ -41,8 +45,7 @@ class Log:
 
     def _begin(self) -> None:
         self._lock = threading.RLock()  # a finalizer may start a compiler while an event is written
-        self._file = -1
-        self._written = 0
+        self._sink: File | Behind | None = None
         self._closed = False
         self._directories: dict[str, str] = {}
         # A fork inherits the patches of its parent, so what the parent could watch is watched here, too.
@@ -58,7 +61,7 @@ class Log:
         event = ("unknown" if why_not else "watched", fact)
         if event not in self._told:
             self._told.append(event)
-            if self._file >= 0:
+            if self._sink:
                 self.note(event[0], **fact)
 
     def note(self, event: str, **facts: Any) -> None:
@@ -69,38 +72,27 @@ class Log:
             return
         try:
             with self._lock:
-                if self._file < 0:
+                if self._sink is None:
                     self._open()
                 self._look_at_directories()
                 self._write(event, facts)
         except Exception:
             self._closed = True  # a full disk, a directory that is gone: a log is worth nobody's job
 
-    def _write(self, event: str, facts: dict[str, Any]) -> None:
-        line = json.dumps({"event": event, "t": round(time.time(), 3), **facts}, default=str).encode() + b"\n"
-        if self._written + len(line) > LARGEST:
-            line, self._closed = b'{"event": "full"}\n', True
-        os.write(self._file, line)
-        self._written += len(line)
-
     def _open(self) -> None:
-        directory = place()
+        directory, reports = place()
         if not directory:
-            self._closed = True
-            return
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        _tidy(directory)
-        for number in range(1000):
-            name = f"{PREFIX}{os.getpid()}{f'-{number}' if number else ''}{SUFFIX}"
-            try:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-                self._file = os.open(os.path.join(directory, name), flags, 0o600)
-                break
-            except FileExistsError:
-                continue  # another container's process of that number, or one of long ago
+            raise FileNotFoundError
+        file = File(directory)
+        self._sink = Behind(file) if reports else file
         self._write("process", process())
         for event, fact in self._told:
             self._write(event, fact)
+
+    def _write(self, event: str, facts: dict[str, Any]) -> None:
+        assert self._sink is not None
+        row = {"event": event, "t": round(time.time(), 3), **facts}
+        self._sink.write(json.dumps(row, default=str).encode() + b"\n")
 
     def _look_at_directories(self) -> None:
         now = {family: os.environ.get(variable, "") for family, variable in VARIABLES.items()}
@@ -109,15 +101,73 @@ class Log:
             self._write("directories", now)
 
 
-def place() -> str:
-    """The directory of the logs: `report_dir`, else `.cachehome/activity` of a live directory; "" if there is none."""
+class File:
+    """A log on disk, made with its first line. Raises OSError, and `EOFError` once it is full."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self._file = -1
+        self._written = 0
+
+    def write(self, line: bytes) -> None:
+        if self._file < 0:
+            self._file = self._make()
+        if self._written + len(line) > LARGEST:
+            os.write(self._file, b'{"event": "full"}\n')
+            raise EOFError
+        os.write(self._file, line)
+        self._written += len(line)
+
+    def _make(self) -> int:
+        os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        _tidy(self.directory)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        for number in range(1000):
+            name = f"{PREFIX}{os.getpid()}{f'-{number}' if number else ''}{SUFFIX}"
+            try:
+                return os.open(os.path.join(self.directory, name), flags, 0o600)
+            except FileExistsError:
+                continue  # another container's process of that number, or one of long ago
+        raise FileExistsError(self.directory)
+
+
+class Behind:
+    """The same from a thread of its own: a report directory may be on a file system that hangs, and no compiler
+    waits for it."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="cachehome-activity", daemon=True)
+        self._thread.start()
+        atexit.register(self._end)
+
+    def write(self, line: bytes) -> None:
+        if not self._thread.is_alive() or self._lines.qsize() > _MOST_WAITING:
+            raise BrokenPipeError
+        self._lines.put(line)
+
+    def _run(self) -> None:
+        try:
+            while line := self._lines.get():
+                self._file.write(line)
+        except (OSError, EOFError):
+            return
+
+    def _end(self) -> None:
+        self._lines.put(b"")
+        self._thread.join(_PATIENCE)
+
+
+def place() -> tuple[str, bool]:
+    """The directory of the log, "" if there is none, and whether that is `report_dir` and not a live directory."""
     from cachehome.settings import Settings
 
     told = Settings.load(lenient=True).report_dir
     if told:
-        return told
+        return told, True
     live = next((os.environ[variable] for variable in VARIABLES.values() if os.environ.get(variable)), "")
-    return below(live) if os.path.isabs(live) else ""
+    return (below(live) if os.path.isabs(live) else ""), False
 
 
 def below(live: str) -> str:

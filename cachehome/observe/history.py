@@ -27,8 +27,21 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "compilers": ("cxx_kernels", "cxx_headers", "cxx_probes", "cxx_queries", "ptxas"),
 }
 # Counters that something outside every group writes, or that say 0 where nothing was written.
-PLAIN = ("kernels_requested", "kernels_preloaded", "compile_seconds", "workers", "saved_unknown")
-REPAIRS = ("autotuners_repaired", "autotuners_unrepaired", "headers_skipped", "kernels_completed")
+PLAIN = (
+    "kernels_requested",
+    "kernels_preloaded",
+    "compile_seconds",
+    "workers",
+    "worker_jobs",
+    "saved_unknown",
+)
+REPAIRS = (
+    "autotuners_repaired",
+    "autotuners_unrepaired",
+    "headers_skipped",
+    "kernels_completed",
+    "choices_kept",
+)
 _INDUCTOR = frozenset({"fx", "aot", "bundles", "benchmarks", "tuning", "compilers"})
 GROUP_OF = {counter: group for group, counters in GROUPS.items() for counter in counters}
 
@@ -205,7 +218,7 @@ def _unknown(processes: list[Process]) -> dict[str, str]:
             for group in _INDUCTOR - process.watched:
                 unknown.setdefault(group, "its module was never imported: this torch is built in another way")
     pools = [event for process in processes for event in process.events if event["event"] == "pool"]
-    asked = any(p.counts["kernels_requested"] > p.counts["kernels_preloaded"] for p in processes)
+    asked = any(p.counts["worker_jobs"] or "workers" in p.unknown for p in processes)
     if pools and asked and not any(process.worker for process in processes):
         unknown.setdefault("triton", "the compile workers left no log: they run without the start-up hook")
     return unknown

@@ -239,7 +239,9 @@ def _tuned(_timings: Any, args: tuple[Any, ...], _kwargs: Any) -> None:
 def watch_workers(module: Any) -> None:
     """Watch `torch._inductor.compile_worker.subproc_pool`."""
     try:
-        patches.after(patches.member(module, "SubprocPool"), "__init__", _pool)
+        pool = patches.member(module, "SubprocPool")
+        patches.after(pool, "__init__", _pool)
+        patches.before(pool, "submit", _job)
     except patches.Unfamiliar as error:
         log.watched("workers", str(error))
     if worker():
@@ -250,3 +252,9 @@ def _pool(_none: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     count = kwargs["nprocs"] if "nprocs" in kwargs else args[1]
     log.note("pool", workers=count, pid=args[0].process.pid)
     log.add(workers=count)
+
+
+def _job(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    work = kwargs["job_fn"] if "job_fn" in kwargs else args[1]
+    if getattr(work, "__name__", "") != "_get_ready":  # which asks whether they are awake
+        log.add(worker_jobs=1)

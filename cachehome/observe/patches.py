@@ -21,7 +21,7 @@ def before(owner: Any, name: str, ours: Before) -> None:
     """Call *ours*(args, kwargs) before each call of *owner*.*name*. Raises `Unfamiliar`."""
 
     def around(theirs: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        _quietly(ours, args, kwargs)
+        quietly(ours, args, kwargs)
         return theirs(*args, **kwargs)
 
     replace(owner, name, around)
@@ -32,7 +32,7 @@ def after(owner: Any, name: str, ours: After) -> None:
 
     def around(theirs: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = theirs(*args, **kwargs)
-        _quietly(ours, result, args, kwargs)
+        quietly(ours, result, args, kwargs)
         return result
 
     replace(owner, name, around)
@@ -76,7 +76,8 @@ def mentions(module: Any, *words: str) -> None:
             raise Unfamiliar(f"{module.__name__} does not mention {word}")
 
 
-def _quietly(ours: Callable[..., object], *args: Any) -> None:
+def quietly(ours: Callable[..., object], *args: Any) -> None:
+    """Call *ours*; nobody hears of it if that fails."""
     try:
         ours(*args)
     except Exception:

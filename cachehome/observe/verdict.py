@@ -234,6 +234,10 @@ def _notes(activity: Activity) -> list[Cause]:
         notes.append(
             Cause("repaired", f"{activity['autotuners_repaired']} relocated autotuners were repaired")
         )
+    if activity["choices_kept"]:
+        notes.append(
+            Cause("choices", f"{activity['choices_kept']} kernels kept what coordinate descent had found")
+        )
     return notes
 
 

@@ -14,25 +14,30 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    Table = dict[str, tuple[tuple[str, str], ...]]
+
 RUN = "CACHEHOME_RUN"  # which processes belong together; children inherit it
 
-# module that was imported -> (module of ours, function that takes it)
-REPAIRS = {
-    "torch._inductor.triton_bundler": ("cachehome.observe.relocation", "install"),
-    "torch._inductor.codecache": ("cachehome.observe.headers", "install"),
-    "torch._inductor.runtime.compile_tasks": ("cachehome.observe.toolchain", "install"),
-    "torch._inductor.runtime.triton_heuristics": ("cachehome.observe.ir", "install_aot"),
-    "triton.compiler.compiler": ("cachehome.observe.ir", "install"),
+# module that was imported -> (module of ours, function that takes it), ...
+REPAIRS: "Table" = {
+    "torch._inductor.triton_bundler": (("cachehome.observe.relocation", "install"),),
+    "torch._inductor.codecache": (("cachehome.observe.headers", "install"),),
+    "torch._inductor.runtime.compile_tasks": (("cachehome.observe.toolchain", "install"),),
+    "torch._inductor.runtime.triton_heuristics": (
+        ("cachehome.observe.choices", "install"),
+        ("cachehome.observe.ir", "install_aot"),
+    ),
+    "triton.compiler.compiler": (("cachehome.observe.ir", "install"),),
 }
-COUNTERS = {
-    "torch._dynamo.callback": ("cachehome.observe.inductor", "watch_compilations"),
-    "torch._functorch._aot_autograd.autograd_cache": ("cachehome.observe.inductor", "watch_aot"),
-    "torch._inductor.codecache": ("cachehome.observe.inductor", "watch_fx"),
-    "torch._inductor.triton_bundler": ("cachehome.observe.inductor", "watch_bundles"),
-    "torch._inductor.runtime.benchmarking": ("cachehome.observe.inductor", "watch_benchmarks"),
-    "torch._inductor.runtime.triton_heuristics": ("cachehome.observe.inductor", "watch_tuning"),
-    "torch._inductor.compile_worker.subproc_pool": ("cachehome.observe.inductor", "watch_workers"),
-    "triton.runtime.cache": ("cachehome.observe.kernels", "watch_cache"),
+COUNTERS: "Table" = {
+    "torch._dynamo.callback": (("cachehome.observe.inductor", "watch_compilations"),),
+    "torch._functorch._aot_autograd.autograd_cache": (("cachehome.observe.inductor", "watch_aot"),),
+    "torch._inductor.codecache": (("cachehome.observe.inductor", "watch_fx"),),
+    "torch._inductor.triton_bundler": (("cachehome.observe.inductor", "watch_bundles"),),
+    "torch._inductor.runtime.benchmarking": (("cachehome.observe.inductor", "watch_benchmarks"),),
+    "torch._inductor.runtime.triton_heuristics": (("cachehome.observe.inductor", "watch_tuning"),),
+    "torch._inductor.compile_worker.subproc_pool": (("cachehome.observe.inductor", "watch_workers"),),
+    "triton.runtime.cache": (("cachehome.observe.kernels", "watch_cache"),),
 }
 
 counting = False
@@ -48,11 +53,11 @@ def start(count: bool = False) -> None:
         tables.append(COUNTERS)
         os.environ.setdefault(RUN, run_name(os.environ))
     for table in tables:
-        for name, target in table.items():
-            _watched.setdefault(name, []).append(target)
+        for name, targets in table.items():
+            _watched.setdefault(name, []).extend(targets)
             module = sys.modules.get(name)
             if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
-                _hand_over(module, [target])
+                _hand_over(module, list(targets))
     if _watched and not any(finder is Finder for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder)
 

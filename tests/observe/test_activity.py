@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,8 @@ os.waitpid(child, 0)
 log.add(fx_hits=1)
 """
     )
-    python(code, CACHEHOME_DIAGNOSTICS="1", CACHEHOME_REPORT_DIR=str(tmp_path / "reports"))
-    parent, child = history.logs(str(tmp_path / "reports"))
+    python(code, CACHEHOME_DIAGNOSTICS="1", TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    parent, child = history.logs(str(tmp_path / ".cachehome" / "activity"))
     assert (parent.counts["fx_hits"], parent.counts["fx_misses"]) == (2, 0)
     assert (child.counts["fx_hits"], child.counts["fx_misses"]) == (0, 5)
     assert child.facts["parent"] == parent.facts["pid"]
@@ -87,3 +88,20 @@ def test_tasks_of_a_job_step_are_one_run(python: Python, tmp_path: Path) -> None
         )
     [run] = history.runs(history.logs(str(tmp_path / "r")))
     assert (run.run, run["fx_hits"]) == ("slurm-5.1", None if "fx" in run.unknown else 2)
+
+
+def test_a_report_directory_that_hangs_holds_nobody_up(python: Python, tmp_path: Path) -> None:
+    code = """
+import os, time
+made = os.makedirs
+os.makedirs = lambda *_, **__: time.sleep(60)
+from cachehome.observe.activity import log
+began = time.monotonic()
+for _ in range(20_000):
+    log.add(fx_hits=1)
+print(time.monotonic() - began < 30)
+"""
+    began = time.monotonic()
+    done = python(code, CACHEHOME_DIAGNOSTICS="1", CACHEHOME_REPORT_DIR=str(tmp_path / "reports"))
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+    assert time.monotonic() - began < 50
