@@ -4,9 +4,9 @@
 >>> cachehome.activate(app="engine").directories["inductor"]  # doctest: +SKIP
 '/home/u/.cache/engine/cp311-x86_64-1a2b3c4d/torch-2.13.0+cpu/local/torchinductor'
 
-Importing the package imports nothing: the start-up hook does it in every Python process. That is also why the
-modules that the hook needs do without `from __future__ import annotations`, which is an import like any
-other. The public names below are loaded when they are first used.
+Importing the package imports nothing: the public names are loaded when they are first used (_public.py), since the
+start-up hook imports the package in every process in which it is on. For the same reason the modules that the hook
+needs do without `from __future__ import annotations`, which is an import like any other.
 """
 
 __version__ = "0.1.0"
@@ -25,22 +25,6 @@ __all__ = [
     "user_cache_dir",
 ]
 
-# Public name -> (module, name in it). An empty name is the module, which is callable.
-_LAZY = {
-    "_boot": ("cachehome._boot", ""),  # the .pth says `cachehome._boot.activate()`
-    "CacheHomeError": ("cachehome.errors", "CacheHomeError"),
-    "Session": ("cachehome.lifecycle.session", "Session"),
-    "Settings": ("cachehome.settings", "Settings"),
-    "Store": ("cachehome.store.store", "Store"),
-    # Not the module cachehome.activate, whose import activates before anybody has named an app.
-    "activate": ("cachehome.early", "activate"),
-    "identity": ("cachehome.identity", ""),
-    "path": ("cachehome.home", "path"),
-    "publish": ("cachehome.sync.guard", "publish"),
-    "restore": ("cachehome.sync.guard", "restore"),
-    "user_cache_dir": ("cachehome.home", "user_cache_dir"),
-}
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -56,12 +40,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> "Any":
-    try:
-        module, attribute = _LAZY[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    loaded = __import__(module, fromlist=[attribute or "*"])
-    return getattr(loaded, attribute) if attribute else loaded
+    if name in __all__:
+        from cachehome import _public
+
+        return _public.load(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

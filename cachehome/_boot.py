@@ -1,59 +1,23 @@
-"""The start-up hook: what `cachehome.pth` and `cachehome.start` call in every Python process of an
-environment.
+"""The start-up hook, as `cachehome.start` names it (PEP 829, from Python 3.15 on), and what it rarely needs.
 
-It never raises, prints or exits. CACHEHOME_DEBUG=1 lets it explain on stderr what it swallowed.
+CACHEHOME_DEBUG=1 lets it explain on stderr what it swallowed.
 """
 
 import os
 import sys
 
-MARKER = "cachehome.on"  # see switch.py
-
 OFF = ("", "0", "off", "false", "no")
-
-ran = False  # a venv runs each .pth twice (python/cpython#75723)
 
 
 def activate() -> None:
-    """Set the variables of the compile caches if CACHEHOME, or `cachehome enable`, says so."""
-    global ran
-    try:
-        if ran:
-            return
-        ran = True
-        apply()
-        observe()
-    except BaseException:
-        # Whatever it is: an exception would be text on stderr at every start of Python, and SystemExit or
-        # KeyboardInterrupt the end of the interpreter.
-        explain()
+    """The hook. It is place.hook(); here `cachehome enable` counts too, which is a line of .pth for older Pythons."""
+    from cachehome import place, switch
 
-
-def apply() -> None:
-    """Set the variables."""
-    wish, asked_by = os.environ.get("CACHEHOME", "").strip(), "CACHEHOME"
-    if not wish:
-        for path in sys.path:
-            if path.endswith("-packages") and os.path.exists(f"{path}/{MARKER}"):
-                from cachehome import switch
-
-                wish, asked_by = switch.read(), "cachehome enable"
-                break
-    if wish.lower() in ("1", "on"):
-        wish = "on"
-    elif os.path.isabs(wish):
-        wish = os.path.normpath(wish)
-    else:
-        return  # off, or not a wish: `cachehome status` says so
-    from cachehome import place
-
-    values = place.ordinary(os.environ, wish, asked_by)
-    if values is None:
-        from cachehome import home
-
-        home.apply(home.resolve(os.environ), os.environ)
-    else:
-        os.environ.update(values)
+    if not os.environ.get("CACHEHOME", "").strip():
+        value = switch.read()
+        if value:
+            os.environ["CACHEHOME"] = value
+    place.hook()
 
 
 def observe() -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "applied",
     "apply",
     "directories",
+    "examine",
     "host_tag",
     "network_mount",
     "path",
@@ -123,7 +124,8 @@ def resolve(
     roots = []
     told = os.path.isabs(wanted)
     own = bool(record) and environ.get(APPLIED) == _own_record
-    if record.get("tag") == answer.tag and not (own and app) and (not told or record["wish"] == wanted):
+    inherited = record.get("root") and record["tag"] == answer.tag and (not told or record["wish"] == wanted)
+    if inherited and not (own and app):
         roots.append((record["root"], record["source"] if own else "the parent process"))
         level = build8 or record["build"]
     if told:
@@ -189,7 +191,7 @@ def warnings(answer: Resolution) -> list[str]:
     """What speaks against the directories that the user exported: they are used as told."""
     found = []
     for variable, value in answer.kept.items():
-        fault = place.examine(answer.values.get(variable, value))[1]
+        fault = examine(answer.values.get(variable, value))[1]
         if fault:
             found.append(f"{variable}={value}: {fault}; used as told")
     return found
@@ -200,11 +202,12 @@ def warnings(answer: Resolution) -> list[str]:
 
 def wish(environ: "Mapping[str, str]") -> tuple[str, str, str]:
     """What the user asks for ("", "off", "on" or an absolute root), by what, and what was wrong with it."""
-    value, source = _text(environ, "CACHEHOME"), "CACHEHOME"
-    if not value:
-        from cachehome import switch
+    from cachehome import switch
 
-        value, source = switch.read(), "cachehome enable"
+    value, source = _text(environ, "CACHEHOME"), "CACHEHOME"
+    switched = switch.read()
+    if switched and value in ("", switched):
+        value, source = switched, "cachehome enable"
     low = value.lower()
     if low in ("1", "on"):
         return "on", source, ""
@@ -262,9 +265,47 @@ def _slot(template: str, environ: "Mapping[str, str]") -> tuple[str, str]:
 # --- places ---
 
 
+# What place.obstacle() says: the kind, and what to tell the user. `name`, `unusable`: a compile would fail. `network`,
+# `room`: it would not, but live directories should lie elsewhere.
+OBSTACLES = {
+    "letter": (
+        "name",
+        "its name holds a blank, a quote or a backslash, which break the compiler's command line",
+    ),
+    "long": ("name", "its name is too long"),
+    "link": ("unusable", "{} is a link to nowhere"),
+    "error": ("unusable", "{}"),
+    "file": ("unusable", "{} is not a directory"),
+    "access": ("unusable", "{} is not writable"),
+    "noexec": ("unusable", "{} is on a file system mounted noexec"),
+    "foreign": ("unusable", ""),
+    "room": ("room", "it has too little room"),
+    "network": ("network", "it is on a network file system"),
+}
+
+
+def examine(directory: str, *, foreign: bool = True) -> tuple[str, str]:
+    """What stands against live directories at *directory*, by kind and in words; two empty texts if nothing does."""
+    word, where = place.obstacle(directory, foreign=foreign)
+    if not word:
+        return "", ""
+    kind, text = OBSTACLES[word]
+    why = text.format(where)
+    if word == "access" and hasattr(os, "statvfs") and os.statvfs(where).f_flag & os.ST_RDONLY:
+        why += ", as its file system is mounted read-only"
+    elif word == "network":
+        why += f" ({network_mount(where)})"
+    elif word == "foreign":
+        why = f"{where} belongs to user {os.stat(where).st_uid}, and this is root"
+    elif word == "room":
+        room = os.statvfs(where)
+        why += f" ({room.f_bavail * room.f_frsize >> 20} MiB and {room.f_favail} files free)"
+    return kind, why
+
+
 def unusable(directory: str, *, foreign: bool = True) -> str:
     """Why a compile below *directory* would fail; empty if it would not."""
-    kind, why = place.examine(directory, foreign=foreign)
+    kind, why = examine(directory, foreign=foreign)
     return why if kind in ("name", "unusable") else ""
 
 
@@ -309,7 +350,11 @@ def network_type(real: str, table: str) -> str | None:
     # Any file system in user space is somebody's bucket or server, but for these.
     if kind == "fuseblk" or kind.removeprefix("fuse.") in _LOCAL_FUSE:
         return None
-    return kind if any(f" {kind} ".startswith(os.fsdecode(start)) for start in place.NETWORK) else None
+    return (
+        kind
+        if any(f" {kind} ".startswith(start) for start in os.fsdecode(place.NETWORK).split("|"))
+        else None
+    )
 
 
 def private_local(chosen: str = "", *, make: bool = False) -> tuple[str | None, str]:
@@ -336,7 +381,7 @@ def private_local(chosen: str = "", *, make: bool = False) -> tuple[str | None, 
             why = why or f"{directory}: {error.strerror}"
             continue
         if found.st_mode & 0o170777 == 0o040700 and found.st_uid == user:
-            fault = place.examine(directory)[1]
+            fault = examine(directory)[1]
             return (None, f"{directory}: {fault}") if fault else (directory, "")
         why = f"{directory} is not a directory of mode 0700 of user {user}"
     return None, why
@@ -348,7 +393,7 @@ def _settle(
     """Choose the first of *roots* that will do, else the private local directory."""
     elsewhere = bool(local)
     for root, source in roots:
-        kind, fault = place.examine(os.path.join(root, below, "torchinductor"), foreign=told)
+        kind, fault = examine(os.path.join(root, below, "torchinductor"), foreign=told)
         if not fault:
             answer.root, answer.source, answer.reason = root, source, f"{root} comes from {source}"
             answer.live = os.path.join(root, below)

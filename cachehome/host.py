@@ -48,18 +48,17 @@ def features(machine: str, cpuinfo: str = "/proc/cpuinfo", auxv: str = "/proc/se
     if machine not in ("x86_64", "amd64", "i686"):
         return hwcaps(machine, auxv)
     present = from_cpuinfo(cpuinfo)
-    bits = "".join("1" if number in present else "0" for number in place.FEATURES.split())
-    return f"x86:{int(bits, 2):x}" if present else ""
+    return place.features_line(present) if present else ""
 
 
-def from_cpuinfo(path: str = "/proc/cpuinfo") -> set[str]:
+def from_cpuinfo(path: str = "/proc/cpuinfo") -> set[bytes]:
     """The features of the first processor in /proc/cpuinfo, as modalias would name them."""
     _, found, rest = _read(path).partition(b"\nflags\t")
     if not found:
         return set()
     known = numbers()
     flags = rest.partition(b"\n")[0].decode("ascii", "replace").split()
-    return {known[flag] for flag in flags if flag in known}
+    return {known[flag].encode() for flag in flags if flag in known}
 
 
 def hwcaps(machine: str, path: str = "/proc/self/auxv") -> str:

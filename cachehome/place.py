@@ -30,34 +30,74 @@ ROOM_FILES = 1000
 # Below a live directory names take about 400 bytes of the 4,096 that a path may have.
 _LONGEST = 3500
 
-# Types in /proc/self/mounts. Mountpoint for S3 shows as `fuse`, gcsfuse as `fuse.gcsfuse`.
+# How types of network file systems begin in /proc/self/mounts. Mountpoint for S3 shows as `fuse`, gcsfuse as
+# `fuse.gcsfuse`.
 NETWORK = (
-    b" nfs", b" fuse", b" weka", b" lustre ", b" gpfs ", b" ceph ", b" cifs ", b" smb", b" beegfs ", b" fhgfs ",
-    b" glusterfs ", b" afs ", b" coda ", b" orangefs ", b" pvfs2 ", b" panfs ", b" quobyte ", b" ncpfs ",
-)  # fmt: skip
+    b" nfs| fuse| weka| lustre | gpfs | ceph | cifs | smb| beegfs | fhgfs | glusterfs | afs | coda | orangefs | pvfs2 "
+    b"| panfs | quobyte | ncpfs "
+)
 
 _PLAIN = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-"
 
 # x86 features that generated code can use, as modalias numbers them: host.X86 has the names and the reasons.
 FEATURES = (
-    "0000 0004 0008 000F 0013 0017 0018 0019 001A 0036 003B 003D 003E 003F 0080 0081 0089 008C 008D 0093 "
-    "0094 0096 0097 0099 009A 009C 009D 009E 00C0 00C5 00C6 00C7 00C8 00CB 00CF 00D0 00D5 00DD 0120 0123 "
-    "0124 0125 0128 012B 0130 0131 0132 0133 0135 0137 0138 013A 013B 013C 013D 013E 013F 0184 0185 0201 "
-    "0205 0206 0208 0209 020A 020B 020C 020E 0216 0219 021B 021C 0242 0243 0248 024E 0250 0256 0257 0258 "
-    "0259 "
+    b"0000 0004 0008 000F 0013 0017 0018 0019 001A 0036 003B 003D 003E 003F 0080 0081 0089 008C 008D 0093 "
+    b"0094 0096 0097 0099 009A 009C 009D 009E 00C0 00C5 00C6 00C7 00C8 00CB 00CF 00D0 00D5 00DD 0120 0123 "
+    b"0124 0125 0128 012B 0130 0131 0132 0133 0135 0137 0138 013A 013B 013C 013D 013E 013F 0184 0185 0201 "
+    b"0205 0206 0208 0209 020A 020B 020C 020E 0216 0219 021B 021C 0242 0243 0248 024E 0250 0256 0257 0258 "
+    b"0259 "
 )
 
 
-def ordinary(environ: "Mapping[str, str]", wanted: str, asked_by: str) -> dict[str, str] | None:
+ran = False  # a venv runs each .pth twice (python/cpython#75723)
+
+
+def hook() -> None:
+    """The start-up hook: set the variables of the compile caches if CACHEHOME says so.
+
+    `cachehome.pth` calls it where any variable of ours is set, `cachehome.start` always. It never raises, prints or
+    exits.
+    """
+    global ran
+    try:
+        if ran:
+            return
+        ran = True
+        wish = os.environ.get("CACHEHOME", "").strip()
+        if wish.lower() in ("1", "on") or os.path.isabs(wish):
+            values = ordinary(os.environ, wish)
+            if values is None:
+                from cachehome import home
+
+                home.apply(home.resolve(os.environ), os.environ)
+            else:
+                os.environ.update(values)
+        # Else it is off, or not a wish, which `cachehome status` shows. A parent may have been on.
+        live = os.environ.get("TORCHINDUCTOR_CACHE_DIR") if APPLIED in os.environ else None
+        if "CACHEHOME_DIAGNOSTICS" in os.environ or (live and os.path.exists(f"{live}/.cachehome/stamp")):
+            from cachehome import _boot
+
+            _boot.observe()
+    except BaseException:
+        # Whatever it is: an exception would be text on stderr at every start of Python, and SystemExit or
+        # KeyboardInterrupt the end of the interpreter.
+        if os.environ.get("CACHEHOME_DEBUG"):
+            from cachehome import _boot
+
+            _boot.explain()
+
+
+def ordinary(environ: "Mapping[str, str]", wanted: str) -> dict[str, str] | None:
     """What the hook sets in an ordinary environment; None if it is unusual, and home.resolve() has to decide.
 
     Both give the same answer: this is the part of it that nearly every process needs, for a fifth of the
-    time. *wanted* is `on` or an absolute root, by *asked_by*.
+    time. *wanted*, by *asked_by*: `1`, `on`, or an absolute root.
     """
     for name in UNUSUAL:
         if name in environ:
             return None
-    told = wanted != "on"
+    told = os.path.isabs(wanted)
+    wanted = os.path.normpath(wanted) if told else "on"
     tag = host_tag(environ)
     record = environ.get(APPLIED)
     if record:
@@ -67,16 +107,16 @@ def ordinary(environ: "Mapping[str, str]", wanted: str, asked_by: str) -> dict[s
         for variable, _ in ROWS:
             if f";{variable}={environ.get(variable)};" not in f"{record};":
                 return None
-        return None if examine(environ[ROWS[0][0]], foreign=told)[0] else {}
+        return None if obstacle(environ[ROWS[0][0]], foreign=told)[0] else {}
     for variable, _ in ROWS:
         if variable in environ:
             return None
-    root, source = wanted, asked_by
+    root, source = wanted, "CACHEHOME"
     if not told:
         cache, source = next(iter(candidates(environ)), ("", ""))
         root = os.path.join(cache, NAME)
     live = os.path.join(root, tag, LOCAL)
-    if not source or examine(f"{live}/{ROWS[0][1]}", foreign=told)[0]:
+    if not source or obstacle(f"{live}/{ROWS[0][1]}", foreign=told)[0]:
         return None
     values = {variable: f"{live}/{subdirectory}" for variable, subdirectory in ROWS}
     facts = {"wish": wanted, "source": source, "root": root, "tag": tag, "build": LOCAL}
@@ -109,12 +149,12 @@ def candidates(environ: "Mapping[str, str]") -> list[tuple[str, str]]:
     return found + home.other_candidates(environ)
 
 
-def examine(path: str, *, foreign: bool = True) -> tuple[str, str]:
-    """What stands against live directories at *path*, by kind and in words; two empty texts if nothing does.
+def obstacle(path: str, *, foreign: bool = True) -> tuple[str, str]:
+    """What stands against live directories at *path*: a word and a place, two empty texts if nothing does.
 
-    `name` and `unusable`: a compile would fail. `network` and `room`: it would not, but they should lie
-    elsewhere. *foreign* false: somebody else's directory is unusable for root, since what `sudo -E` makes
-    there its owner could neither change nor remove.
+    Which words mean that a compile would fail, and what to tell the user, is in home.OBSTACLES. *foreign* false:
+    somebody else's directory will not do for root, since what `sudo -E` makes there its owner could neither change nor
+    remove.
     """
     # Inductor splits the compiler's command line as a shell would: torch.compile fails in a directory `a b`.
     if (
@@ -124,12 +164,9 @@ def examine(path: str, *, foreign: bool = True) -> tuple[str, str]:
         or '"' in path
         or ("\\" in path and os.sep == "/")
     ):
-        return (
-            "name",
-            "its name holds a blank, a quote or a backslash, which break the compiler's command line",
-        )
+        return "letter", path
     if len(path) > _LONGEST:
-        return "name", "its name is too long"
+        return "long", path
     while True:
         link = False
         try:
@@ -139,40 +176,38 @@ def examine(path: str, *, foreign: bool = True) -> tuple[str, str]:
                 found = os.stat(path)
             break
         except (FileNotFoundError, NotADirectoryError):
-            if link:
-                return "unusable", f"{path} is a link to nowhere"
-            path = os.path.dirname(path)
+            above = os.path.dirname(path)
+            if link or above == path:
+                return ("link", path) if link else ("error", f"{path} does not exist")
+            path = above
         except OSError as error:
-            return "unusable", f"{path}: {error.strerror}"
+            return "error", f"{path}: {error.strerror}"
     if found.st_mode & 0o170000 != 0o040000:
-        return "unusable", f"{path} is not a directory"
+        return "file", path
     if not os.access(path, os.W_OK | os.X_OK):
-        why = ", as its file system is mounted read-only" if os.statvfs(path).f_flag & os.ST_RDONLY else ""
-        return "unusable", f"{path} is not writable{why}"
+        return "access", path
     if os.name != "posix":
         return "", ""
     system = os.statvfs(path)
     if system.f_flag & getattr(os, "ST_NOEXEC", 0):
-        return "unusable", f"{path} is on a file system mounted noexec"
+        return "noexec", path
     if not foreign and found.st_uid and not found.st_mode & 0o1000 and os.geteuid() == 0:
-        return "unusable", f"{path} belongs to user {found.st_uid}, and this is root"
-    free = system.f_bavail * system.f_frsize
-    if system.f_blocks and free < ROOM_BYTES:
-        return "room", f"it has too little room ({free >> 20} MiB free)"
+        return "foreign", path
+    if system.f_blocks and system.f_bavail * system.f_frsize < ROOM_BYTES:
+        return "room", path
     if system.f_files and system.f_favail < ROOM_FILES:
-        return "room", f"it has too little room ({system.f_favail} files free)"
+        return "room", path
     # A disk of this machine's is no network: that saves most starts from reading the table of mounts.
     device = found.st_dev
     if os.major(device) and os.path.exists(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"):
         return "", ""
-    kind = network_mount(path)
-    return ("network", f"it is on a network file system ({kind})") if kind else ("", "")
+    return ("network", path) if network_mount(path) else ("", "")
 
 
 def network_mount(path: str, mounts: str = "/proc/self/mounts") -> str | None:
     """The type of the network file system that *path* lies on; None if it is local, or nothing tells."""
     table = _read(mounts)
-    for kind in NETWORK:
+    for kind in NETWORK.split(b"|"):
         if kind in table:
             from cachehome import home
 
@@ -222,13 +257,18 @@ def cpu_class(features: str | None = None) -> str:
 def cpu_features(modalias: str = "/sys/devices/system/cpu/modalias") -> str:
     """The features in one line, the same whichever source they come from; empty where there is none."""
     # "cpu:type:x86,ven0000fam0006mod00A7:feature:,0000,0001,..."
-    kind, _, listed = _read(modalias).decode("ascii", "replace").partition("feature:")
-    if not kind.startswith("cpu:type:x86"):
+    kind, _, listed = _read(modalias).partition(b"feature:")
+    if not kind.startswith(b"cpu:type:x86"):
         from cachehome import host
 
         return host.features(machine())
-    present = set(listed.strip().split(","))
-    return f"x86:{int(''.join(['1' if number in present else '0' for number in FEATURES.split()]), 2):x}"
+    return features_line(set(listed.strip().split(b",")))
+
+
+def features_line(present: set[bytes]) -> str:
+    """The features in one line: a bit each, in the order of FEATURES."""
+    bits = bytes(map((48).__add__, map(present.__contains__, FEATURES.split())))  # 48 and 49 are "0" and "1"
+    return f"x86:{int(bits, 2):x}"
 
 
 def fnv1a(data: bytes) -> int:
@@ -252,11 +292,18 @@ def torch_version(sites: "Iterable[str] | None" = None) -> str:
 
 
 def _sites() -> "Iterator[str]":
-    yield os.path.dirname(os.path.dirname(__file__))
+    own = os.path.dirname(os.path.dirname(__file__))
+    yield own
     python = f"python{sys.version_info[0]}.{sys.version_info[1]}{'t' if 't' in getattr(sys, 'abiflags', '') else ''}"
     for prefix in (sys.prefix, sys.base_prefix):
-        yield f"{prefix}/lib/{python}/site-packages" if os.name == "posix" else f"{prefix}/Lib/site-packages"
-        yield f"{prefix}/lib64/{python}/site-packages"
+        for library in {"lib", sys.platlibdir}:
+            site = (
+                f"{prefix}/{library}/{python}/site-packages"
+                if os.name == "posix"
+                else f"{prefix}/Lib/site-packages"
+            )
+            if site != own:
+                yield site
         if prefix == "/usr":  # Debian and its children
             yield f"/usr/local/lib/{python}/dist-packages"
             yield "/usr/lib/python3/dist-packages"

@@ -1,16 +1,19 @@
-"""The switch of one Python environment: the file `cachehome.on` beside `cachehome.pth`, in site-packages.
+"""The switch of one Python environment: the file `cachehome-on.pth` beside `cachehome.pth`, in site-packages.
 
-It holds what CACHEHOME would: `1`, or an absolute root. `enable` writes it and enters it in the RECORD of the
-installed package, so that an uninstall takes it away; a leftover would be a text file that nothing reads.
-Imports os and sys only: the start-up hook looks here when CACHEHOME is unset.
+    import os; os.environ["CACHEHOME"] = os.environ.get("CACHEHOME") or "1"
+
+So `enable` is CACHEHOME with a value of its own, or an absolute root, in every process of this environment that was not
+told otherwise. The line needs nothing of ours: left behind, it would set a variable that nobody reads. `enable` enters
+the file in the RECORD of the installed package, so that an uninstall takes it away. It sorts before `cachehome.pth`,
+and from Python 3.18 on, where lines of .pth are passed over, the hook reads it itself.
 """
 
 import os
 import sys
 
-from cachehome._boot import MARKER
-
+MARKER = "cachehome-on.pth"
 HOOK = "cachehome.pth"
+_LINE = 'import os; os.environ["CACHEHOME"] = os.environ.get("CACHEHOME") or '
 
 
 def sites() -> list[str]:
@@ -22,13 +25,12 @@ def read() -> str:
     """What the switch says; empty if it is off."""
     for site in sites():
         try:
-            descriptor = os.open(os.path.join(site, MARKER), os.O_RDONLY)
-        except OSError:
+            with open(os.path.join(site, MARKER), encoding="ascii") as file:
+                text = file.readline().strip()
+        except (OSError, ValueError):
             continue
-        try:
-            return os.fsdecode(os.read(descriptor, 4096)).strip()
-        finally:
-            os.close(descriptor)
+        if text.startswith(_LINE):
+            return _unquote(text[len(_LINE) :])
     return ""
 
 
@@ -46,7 +48,7 @@ def turn_on(value: str = "1") -> str:
     if not places:
         return ""
     path = os.path.join(places[0], MARKER)
-    _replace(path, os.fsencode(value) + b"\n")
+    _replace(path, f"{_LINE}{value!a}\n".encode())
     _record(places[0], present=True)
     return path
 
@@ -63,6 +65,12 @@ def turn_off() -> list[str]:
         _record(site, present=False)
         removed.append(path)
     return removed
+
+
+def _unquote(text: str) -> str:
+    """What ascii() made of the value; without ast, which is too much for the hook."""
+    text = text[1:-1]
+    return text.encode().decode("unicode_escape") if "\\" in text else text
 
 
 def _record(site: str, *, present: bool) -> None:

@@ -179,14 +179,13 @@ def test_a_network_home_goes_to_local_disk(
 ) -> None:
     local = tmp_path / "local"
     local.mkdir(mode=0o700)
-    real = place.examine
+    real = place.obstacle
 
-    def examine(path: str, *, foreign: bool = True) -> tuple[str, str]:
-        if "/.cache/" in path:
-            return "network", "it is on a network file system (nfs4)"
-        return real(path, foreign=foreign)
+    def obstacle(path: str, *, foreign: bool = True) -> tuple[str, str]:
+        return ("network", path) if "/.cache/" in path else real(path, foreign=foreign)
 
-    monkeypatch.setattr(place, "examine", examine)
+    monkeypatch.setattr(place, "obstacle", obstacle)
+    monkeypatch.setattr(home, "network_mount", lambda path: "nfs4")
     monkeypatch.setattr(home, "_SURVIVES_REBOOT", str(tmp_path / "none"))
     assert home.resolve(user).root is None
     answer = home.resolve(user | {"CACHEHOME_LOCAL": str(local)})
@@ -463,11 +462,11 @@ NAMES = st.sampled_from(
 
 
 def hook(environ: dict[str, str]) -> dict[str, str] | None:
-    """What _boot.activate() does with place.ordinary(); None where it goes to home.resolve()."""
-    wanted, asked_by, _ = home.wish(environ)
+    """What place.hook() does with place.ordinary(); None where it goes to home.resolve()."""
+    wanted = home.wish(environ)[0]
     if wanted in ("", "off"):
         return environ
-    values = place.ordinary(environ, wanted, asked_by)
+    values = place.ordinary(environ, wanted)
     return None if values is None else environ | values
 
 

@@ -62,20 +62,33 @@ def test_a_switch_that_was_left_behind_is_silent(venv: Venv) -> None:
     venv.cachehome("enable")
     # An installer that forgets what is not its own.
     record = next(venv.site.glob("cachehome-*.dist-info")) / "RECORD"
-    record.write_text(record.read_text().replace("cachehome.on,,\n", ""))
+    record.write_text(record.read_text().replace("cachehome-on.pth,,\n", ""))
     venv.uninstall()
-    assert (venv.site / "cachehome.on").exists()
+    assert (venv.site / "cachehome-on.pth").exists()
     assert venv.show() == "None"
 
 
-@pytest.mark.parametrize("left", ["cachehome.pth", "cachehome.start"])
+@pytest.mark.parametrize("left", ["cachehome.pth", "cachehome.start", "cachehome-on.pth"])
 def test_what_is_left_of_a_broken_uninstall(venv: Venv, left: str) -> None:
+    venv.cachehome("enable")
     text = (venv.site / left).read_text()
     venv.uninstall()
     (venv.site / left).write_text(text)
-    assert venv.show(CACHEHOME="1") == "None"
+    assert venv.show() == "None"
     (venv.site / "cachehome" / "__pycache__").mkdir(parents=True)
-    assert venv.show(CACHEHOME="1") == "None"
+    assert venv.show() == "None"
+
+
+def test_newer_pythons_call_the_start_file(venv: Venv) -> None:
+    """From Python 3.18 on the lines of .pth are passed over: what the .start names does it all."""
+    start = "from cachehome._boot import activate; activate()"
+    show = "print(os.environ.get('TORCHINDUCTOR_CACHE_DIR'))"
+    code = f"import os, sys; sys.path.append({str(venv.site)!r}); {start}; {show}"
+    assert venv.run("-S", "-c", code).stdout == "None\n"
+    for name in ("plain", "ä日", "a$b"):
+        venv.cachehome("enable", "--root", f"/dev/shm/{name}")
+        assert venv.run("-S", "-c", code).stdout.startswith(f"/dev/shm/{name}/cp3")
+        assert venv.show().startswith(f"/dev/shm/{name}/cp3")
 
 
 def test_an_upgrade_is_silent(venv: Venv, wheel: Path) -> None:
@@ -109,7 +122,7 @@ def test_a_venv_that_sees_the_hook_of_the_one_below(hooked: Venv, tmp_path: Path
     (below.site / "below.pth").write_text(f"import site; site.addsitedir({str(hooked.site)!r})\n")
     assert below.show(CACHEHOME="1") != "None"
     below.cachehome("enable")
-    assert (below.site / "cachehome.on").exists()
+    assert (below.site / "cachehome-on.pth").exists()
     assert is_on(below)
     assert not is_on(hooked)
     below.cachehome("disable")
