@@ -115,6 +115,12 @@ def _count(value: str) -> int:
     return int(value)
 
 
+def _whole(value: str) -> int:
+    if int(value) < 0:
+        raise ValueError
+    return int(value)
+
+
 def read_bytes(value: str) -> int:
     """A number of bytes: `8589934592`, `8GiB`, `500 MB`."""
     digits = value.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
@@ -347,6 +353,29 @@ TABLE: tuple[Setting, ...] = (
         "startup_timeout_seconds", _positive_seconds, 7_200.0, _ABOVE_0, "the agent ends if nobody claims it"
     ),
     Setting("exit_timeout_seconds", _positive_seconds, 600.0, _ABOVE_0, "time for the last publication"),
+    Setting(
+        "max_failed_starts",
+        _whole,
+        2,
+        "a whole number, 0 or more",
+        "after so many failed starts on a host, run leaves out what the newest generation brought, then the"
+        " one before, then starts cold; 0: never",
+    ),
+    Setting(
+        "start_seconds",
+        _positive_seconds,
+        600.0,
+        _ABOVE_0,
+        "a command of run that lives so long has started well",
+    ),
+    Setting("start_mark", _path, "", "a file", "a command of run that makes or changes it has started well"),
+    Setting(
+        "deny_failed",
+        _switch,
+        False,
+        _SWITCH,
+        "on: what run left out, and a start then went well without, is denied for everybody",
+    ),
 )
 BY_KEY = {row.key: row for row in TABLE}
 BY_VARIABLE = {row.variable: row for row in TABLE}
@@ -392,6 +421,10 @@ class Settings:
     lease_timeout_seconds: float
     startup_timeout_seconds: float
     exit_timeout_seconds: float
+    max_failed_starts: int
+    start_seconds: float
+    start_mark: str
+    deny_failed: bool
     origin: dict[str, str]
     problems: tuple[ConfigError, ...]
 
