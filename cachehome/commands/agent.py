@@ -101,11 +101,12 @@ def _start(args: argparse.Namespace, place: Place) -> int:
     if record is not None:
         output.talk(f"cachehome: {record.line()}")
     started = None
-    if not agent.working(directory):
+    # One that is about to end may not have seen our claim: its successor waits for it.
+    if agent.status(directory)["state"] not in ("starting", "ready"):
         process = agent.detach(place, leased=not args.no_lease)
         started = process.pid
         process.returncode = 0  # it is nobody's child from here on
-        _until(lambda: agent.status(directory)["state"] in ("ready", "ending", "ended"), 10.0)
+        _until(lambda: agent.status(directory)["state"] == "ready", 10.0)
     _print_variables(args, place, heartbeat, started)
     return 0
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from cachehome.sync.record import Record
 
 _PAUSE = 0.5
+_LOST, _RELEASED, _NEVER = _NOBODY = ("lease lost", "released", "never claimed")
 
 
 def directory_of(place: Place) -> str:
@@ -75,7 +76,7 @@ class Claims:
     def __init__(self, directory: str) -> None:
         self._directory = os.path.join(directory, "claims")
         self._seen: dict[str, tuple[int, float]] = {}
-        self.ever = False
+        self.ever = False  # whether there was one
 
     def look(self) -> float | None:
         """Seconds since the last renewal of any claim; None if there is none."""
@@ -205,32 +206,48 @@ class Agent:
     def run(self) -> bool:
         """Work until there is a reason to end; whether there was anything to do (False: another agent works here)."""
         lock = Lock(os.path.join(self._directory, "lock"))
-        for _ in range(20):  # somebody may be asking whether an agent works here
-            if lock.take():
-                break
-            time.sleep(0.05)
-        else:
+        if not self._succeed(lock):
             return False
         before = {
             number: signal.signal(number, self._asked)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         }
         try:
+            self._tell("starting")
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self._directory, "stop"))
             if not self._restored:
                 self._restore()
-            self._tell("ready")
-            reason = self._watch()
-            self._say(f"agent: ends: {reason}")
-            self._tell("ending", reason=reason)
-            self._finish()
+            claims = Claims(self._directory)
+            reason = ""
+            while not reason:
+                self._tell("ready")
+                reason = self._watch(claims)
+                self._say(f"agent: ends: {reason}")
+                self._tell("ending", reason=reason)
+                self._finish()
+                if reason in _NOBODY and claims.look() is not None:
+                    self._say("agent: goes on: a new claim")
+                    reason = ""
             self._reporter.close()
             self._tell("ended", reason=reason)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
             lock.release()
+        return True
+
+    def _succeed(self, lock: Lock) -> bool:
+        """Take the lock from an agent that is about to end; whether it is ours."""
+        until = time.monotonic() + self._settings.exit_timeout_seconds + 30
+        tries = 0
+        while not lock.take():
+            tries += 1
+            ending = status(self._directory, ask=False)["state"] in ("ending", "ended")
+            # The first tries are for those who only ask whether an agent works here.
+            if (tries > 20 and not ending) or time.monotonic() > until:
+                return False
+            time.sleep(0.05)
         return True
 
     def _asked(self, number: int, _frame: FrameType | None) -> None:
@@ -242,10 +259,9 @@ class Agent:
             self._say(record.line())
             self._reporter.started(self._place, record)
 
-    def _watch(self) -> str:
+    def _watch(self, claims: Claims) -> str:
         settings = self._settings
         rhythm = Rhythm(self._place.directories.values(), settings.publish_interval_seconds)
-        claims = Claims(self._directory)
         began = time.monotonic()
         publishing: Publishing | None = None
         while True:
@@ -271,11 +287,11 @@ class Agent:
         age = claims.look()
         if age is not None and age > self._settings.lease_timeout_seconds:
             claims.drop()
-            return "lease lost"
+            return _LOST
         if age is None and claims.ever:
-            return "released"
+            return _RELEASED
         if age is None and time.monotonic() - began > self._settings.startup_timeout_seconds:
-            return "never claimed"
+            return _NEVER
         return ""
 
     @property
@@ -297,7 +313,7 @@ class Agent:
         for record in round_.records:
             self._say(record.line())
         self._status["rounds"] += 1
-        self._tell("ready", last=round_.records[-1].to_json() if round_.records else None)
+        self._tell(self._status["state"], last=round_.records[-1].to_json() if round_.records else None)
         return round_.done
 
     def _finish(self) -> None:
@@ -362,12 +378,12 @@ def working(directory: str) -> bool:
     return not taken
 
 
-def status(directory: str) -> dict[str, Any]:
-    """What the agent of *directory* says of itself, checked against whether it works: a killed one can't tell."""
+def status(directory: str, *, ask: bool = True) -> dict[str, Any]:
+    """What the agent of *directory* says of itself; if *ask*, checked against its lock: a killed one can't tell."""
     found: dict[str, Any] = {"state": "none", "pid": None, "rounds": 0, "live": None, "last": None}
     with contextlib.suppress(OSError, ValueError), open(os.path.join(directory, "status.json"), "rb") as file:
         found |= json.load(file)
-    if found["state"] != "ended" and not working(directory):
+    if ask and found["state"] != "ended" and not working(directory):
         found["state"] = "killed"
     found["claims"] = []
     with contextlib.suppress(OSError):

@@ -67,7 +67,9 @@ class Place:
     def notes(self) -> list[str]:
         """What a user should know of all that."""
         found = self.found
-        return [*found.notes, *([found.reason] if found.root is None or found.skipped else ())]
+        taken = self.identity.left_out.get("command.interpreter", "")
+        guess = [f"identity: {taken}; --identity FILE gives another"] if "taken to be" in taken else []
+        return [*guess, *found.notes, *([found.reason] if found.root is None or found.skipped else ())]
 
     @property
     def variables(self) -> dict[str, str]:

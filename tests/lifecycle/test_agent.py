@@ -134,6 +134,21 @@ def test_two_jobs_share_one_agent(agents, wait_for):
     assert node.run("agent", "stop").returncode == 3
 
 
+def test_a_claim_that_comes_while_an_agent_ends_finds_one(agents, hung, wait_for):
+    node = agents
+    environ = {"CACHEHOME_PUBLISH_INTERVAL_SECONDS": "3600", "CACHEHOME_EXIT_TIMEOUT_SECONDS": "3"}
+    told = start(node, **environ)
+    leave(told, 1)
+    hung.begin()
+    node.run("agent", "release", **environ)
+    wait_for(lambda: state(node) == "ending")
+    hung.end()
+    start(node, **environ)
+    wait_for(lambda: state(node) == "ready")
+    time.sleep(5)
+    assert state(node) == "ready"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_without_a_lease_it_stays_until_it_is_told(agents, wait_for, number):
     node = agents
