@@ -3,8 +3,9 @@
     env CUDA_VISIBLE_DEVICES=1 nice -n 5 torchrun --nproc-per-node 8 train.py
     └── environment ─────────┘ └ wrapper ┘ └ console script: the Python of its first line; the rest is the job
 
-What can't be known (a container, another host, a program that is no Python) is said, never guessed: the wrong answer
-would be the wrong cache.
+What can't be known (a container, another host, a script that chooses a Python) is said, never guessed: the wrong
+answer would be the wrong cache. A program that shows no Python at all is taken to start the one that PATH names, as
+nearly every launcher does, and that is noted.
 """
 
 from __future__ import annotations
@@ -120,6 +121,7 @@ class _Finder:
         self.argv = list(argv)
         self.environ = dict(environ)
         self.notes: dict[str, str] = {}
+        self.in_shell = False
 
     def find(self) -> Job:
         while self.depth < _DEEPEST:
@@ -180,6 +182,14 @@ class _Finder:
         """The job with the interpreter *program*."""
         own = is_this_one(program, options, self.environ)
         return Job(None if own else (program,), () if own else options, self.environ, self.argv, self.notes)
+
+    def assumed(self, why: str) -> Job:
+        """The job of a program that shows no Python: that of PATH."""
+        program = find_program("python3", self.environ) or find_program("python", self.environ)
+        if program is None:
+            raise self.unknown(why)
+        self.notes["interpreter"] = f"{why}: taken to be {program}, the one of PATH"
+        return self.job(program)
 
     def env(self) -> None:
         """`env -i -u NAME NAME=value ... command`."""
@@ -261,6 +271,8 @@ class _Finder:
     def file(self) -> Job | None:
         """A program by name: a console script says its interpreter in its first line."""
         path = find_program(self.argv[0], self.environ)
+        if path is None and self.in_shell:
+            return self.assumed(f"{self.argv[0]} is no program, perhaps the shell's own word")
         if path is None:
             raise self.unknown(f"{self.argv[0]} is not found")
         name = os.path.basename(path)
@@ -276,7 +288,7 @@ class _Finder:
             real = os.path.realpath(path)
             if _PYTHON.fullmatch(os.path.basename(real)):
                 return self.job(path)
-            raise self.unknown(f"{path} is no Python and no script")
+            return self.assumed(f"{path} is no Python and no script")
         inner = _Finder(_shebang(head), self.environ, self)
         if os.path.basename(inner.argv[0]) in _SHELLS:
             self.argv = [inner.argv[0], path, *self.argv[1:]]
@@ -333,6 +345,7 @@ class _Finder:
             while self.argv and re.fullmatch(r"[A-Za-z_]\w*=.*", self.argv[0], re.DOTALL):
                 name, _, value = self.argv.pop(0).partition("=")
                 self.environ[name] = value
+            self.in_shell = True
             return None
         return self.read_script(text)
 
@@ -359,6 +372,8 @@ class _Finder:
             if path and (_PYTHON.fullmatch(name) or "python" in _first_line(path)):
                 job = _Finder([path], self.environ, self).find()
                 jobs[job.python, tuple(job.options)] = job
+        if not jobs and "python" not in text.lower():
+            return self.assumed("the shell script starts no Python that can be seen")
         if len(jobs) != 1:
             raise self.unknown(
                 f"the shell script starts {'several Pythons' if jobs else 'no Python that can be seen'}"

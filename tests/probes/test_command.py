@@ -92,7 +92,6 @@ UNKNOWN = {
     "ssh": ["ssh", "host", "python", "x.py"],
     "sudo": ["sudo", "python", "x.py"],
     "ray job submit": ["ray", "job", "submit", "--", "python", "x.py"],
-    "no Python": ["/bin/ls"],
     "not there": ["no-such-program-anywhere"],
     "nothing": [],
     "nothing behind the wrapper": ["nice"],
@@ -143,13 +142,25 @@ def test_a_shell_script_that_names_one_python(tmp_path: Path, other: Path) -> No
         tmp_path / "good.sh", '#!/bin/bash\n# conda activate x\nset -eu\nexec python train.py "$@"\n'
     )
     two = _script(tmp_path / "two.sh", f"#!/bin/bash\npython prepare.py\n{other} train.py\n")
-    none = _script(tmp_path / "none.sh", "#!/bin/bash\necho hello\n")
     itself = _script(tmp_path / "itself.sh", f"#!{tmp_path}/itself.sh\n")
     assert _python(good, "--lr", "1") is None
     assert "interpreter" in resolve(["bash", good], _environ()).notes
-    for bad in (two, none, itself):
+    for bad in (two, itself):
         with pytest.raises(CacheHomeError):
             resolve([bad], _environ())
+
+
+def test_a_program_that_shows_no_python_is_taken_to_start_the_one_of_path(tmp_path: Path) -> None:
+    script = _script(tmp_path / "none.sh", "#!/bin/bash\necho hello\n")
+    chosen = _script(tmp_path / "chosen.sh", '#!/bin/bash\n"$MY_PYTHON" train.py\n')
+    for command in (["/bin/ls"], [script], ["sh", "-c", "exit 7"], ["sh", "-c", "./server && exit 7"]):
+        job = resolve(command, _environ())
+        assert job.python is None
+        assert "taken to be" in job.notes["interpreter"]
+    with pytest.raises(CacheHomeError, match="no Python that can be seen"):
+        resolve([chosen], _environ())  # "python" is in it, but not as a program that can be found
+    with pytest.raises(CacheHomeError):
+        resolve(["/bin/ls"], {"PATH": str(tmp_path / "empty")})
 
 
 def test_what_env_sets_reaches_the_job() -> None:
