@@ -21,6 +21,7 @@ import tempfile
 import time
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from cachehome.home import APPLIED
 from cachehome.settings import BY_KEY, NOT_SETTINGS, PREFIX
 from cachehome.sync.record import Record
 
@@ -83,7 +84,9 @@ class Transfer:
         try:
             self._process = subprocess.Popen(
                 [*command, *arguments],
-                env=importable(environ),
+                # Without the record of what we applied, the directories count as told: this interpreter's own
+                # host tag may be another than that of the job's.
+                env={k: v for k, v in importable(environ).items() if k != APPLIED},
                 cwd="/",  # a name in the job's directory must not shadow a module, and the directory may be gone
                 stdin=subprocess.DEVNULL,
                 stdout=self._out,
