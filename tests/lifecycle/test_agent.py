@@ -264,7 +264,7 @@ def killed_at_random(node, times: int, seed: int) -> tuple[int, int, int]:
         assert names(due) <= node.published()
         old += len(due)
     assert node.run("agent", "start").returncode == 0
-    assert node.run("agent", "stop", "--wait").returncode == 0
+    assert node.run("agent", "stop", "--wait").returncode in (0, 3), "3: its short lease was faster"
     assert names(left) <= node.published()
     return len(left), old, len(node.published())
 
