@@ -26,14 +26,33 @@ SETTINGS = (
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--generation", type=int, metavar="N", help="this generation, not the newest")
+    parser.add_argument(
+        "--leave-out",
+        metavar="[LINE:]N,M,..K",
+        help="without what generations N and M brought, nor all up to K; older local copies are moved aside",
+    )
+    parser.add_argument(
+        "--made-before",
+        type=float,
+        default=float("inf"),
+        metavar="SECONDS",
+        help="of local copies, only those made before this time (since 1970) are moved aside",
+    )
+    parser.add_argument(
+        "--cold", action="store_true", help="move aside all else in the live directories, too"
+    )
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
     import gc
 
     from cachehome.identity import identity
+    from cachehome.sync.denied import LeaveOut
     from cachehome.sync.guard import restore
 
+    leave_out = None
+    if args.leave_out or args.cold:
+        leave_out = LeaveOut.parse(args.leave_out or "", args.made_before, args.cold)
     gc.disable()  # a short life with many small objects: collecting them would only cost time
-    found = restore(settings, identity(settings), number=args.generation)
+    found = restore(settings, identity(settings), number=args.generation, leave_out=leave_out)
     return output.record(found, json_wanted=args.json)

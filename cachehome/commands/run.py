@@ -36,6 +36,10 @@ SETTINGS = (
     "slim",
     "require_warm",
     "report_dir",
+    "max_failed_starts",
+    "start_seconds",
+    "start_mark",
+    "deny_failed",
 )
 
 

@@ -2,7 +2,7 @@
 
     PRIORITY   low: yield CPU and disk to the job; normal: the job is waiting for this
     SECONDS    its whole process group ends after so long, also when whoever started it is gone
-    VERB ...   what `cachehome` is told, or `clone` (`slots`)
+    VERB ...   what `cachehome` is told, `clone` (`slots`) or `deny` (`starts`)
 
 Set by the process itself: code between fork and exec is not safe in a driver that has threads.
 """
@@ -34,6 +34,10 @@ def main(arguments: list[str]) -> int:
         from cachehome.lifecycle.slots import main as clone
 
         return clone(command[1:])
+    if command[0] == "deny":
+        from cachehome.lifecycle.starts import main as deny
+
+        return deny(command[1:])
     from cachehome.cli import main as cachehome
 
     return cachehome(command)

@@ -111,7 +111,7 @@ class Step:
         self._shares: list[Lock] = []
         self._share: Lock | None = None
         if state is not None:
-            paths = sorted(set(directories.values())) if action == "publish" else ()
+            paths = sorted(set(directories.values())) if action == "publish" else arguments
             name = hashlib.sha256("\0".join((key, *paths)).encode()).hexdigest()[:16]
             self._result = os.path.join(state, f"{name}.{action}.json")
             self._own = Lock(os.path.join(state, f"{name}.{action}.lock"))
@@ -163,7 +163,7 @@ class Step:
                 record = record_from(told["record"])
                 self._end(dataclasses.replace(record, details={**record.details, "by": told["by"]}))
                 return
-            if told["record"]["outcome"] == "hit":
+            if told["record"]["outcome"] == "hit" and not self._arguments:
                 assert self._own is not None
                 self._own.release()  # others clone at the same time
                 self._since = None

@@ -19,7 +19,7 @@ from cachehome import families, home
 from cachehome.errors import NotWarm
 from cachehome.identity import Identity, identity
 from cachehome.lifecycle.node import Step
-from cachehome.lifecycle.transfer import environment
+from cachehome.lifecycle.transfer import Transfer, environment
 from cachehome.observe import watch
 
 if TYPE_CHECKING:
@@ -109,6 +109,17 @@ class Place:
             arguments=adopt,
             at_once=at_once,
             settings=settings,
+        )
+
+    def deny(self, line: str, numbers: Sequence[int]) -> Transfer:
+        """Begin to deny for everybody what the generations *numbers* of *line* brought."""
+        return Transfer(
+            "publish",
+            environment(self.environ, self.settings),
+            verb="deny",
+            seconds=self.settings.store_timeout_seconds,
+            identity=self.identity_file,
+            arguments=["--line", line, *map(str, numbers)],
         )
 
     def _step(

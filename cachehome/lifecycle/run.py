@@ -8,6 +8,8 @@
                                publishes what remains                 <-   ends
     sees the same end    <-    exit status, or the same signal
 
+What a start that failed, or went well, means for the next one is for `starts` to say.
+
 Whatever goes wrong here costs the command its warm start, never its run.
 """
 
@@ -30,6 +32,8 @@ from cachehome.lifecycle import place as places
 from cachehome.lifecycle.reports import Reporter
 from cachehome.lifecycle.rounds import Round
 from cachehome.lifecycle.signals import ENDING, Signals, open_files
+from cachehome.lifecycle.starts import Attempt
+from cachehome.lifecycle.transfer import Transfer
 from cachehome.lifecycle.watch import Rhythm
 
 if TYPE_CHECKING:
@@ -82,7 +86,10 @@ class Run:
         self._since = time.time()
         self._place: Place | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._step: Step | None = None
+        self._step: Step | Transfer | None = None
+        self._attempt: Attempt | None = None
+        self._denying: Transfer | None = None
+        self._told_to_end = False
         self._records: list[Record] = []
         self._rounds = 0
         self._began = 0.0
@@ -116,7 +123,11 @@ class Run:
         if refused:
             return refused
         self._let_go()
+        if self._attempt:
+            self._attempt.begin()
         ended = self._while_it_runs()
+        if self._attempt:
+            self._judged(self._attempt.ended(ended.code, told_to_end=self._told_to_end))
         self._after(ended)
         return ended
 
@@ -126,11 +137,15 @@ class Run:
         """Restore. The number of the signal that ended everything already, else 0."""
         if self._place is None or not (self._settings.store and self._settings.restore):
             return next((number for number in self._signals.wait(0) if number in ENDING), 0)
-        step = self._place.restore(self._settings.store_timeout_seconds, since=self._since)
+        self._attempt = Attempt(self._place, self._command, self._since)
+        step = self._place.restore(
+            self._settings.store_timeout_seconds, since=self._since, arguments=self._attempt.state.arguments()
+        )
         record, stopped = self._see_through(step)
         self._records.append(record)
         self._reporter.started(self._place, record)
-        self._say(record.line())
+        self._attempt.restored(record)
+        self._say("; ".join(filter(None, (record.line(), self._attempt.note()))))
         if not stopped:
             places.insist(record, self._settings)
         return stopped
@@ -162,8 +177,9 @@ class Run:
             Rhythm(self._directories, self._settings.publish_interval_seconds) if self._publishes else None
         )
         while True:
-            pause = _PAUSE if self._step is not None else rhythm.pause if rhythm else _LONG_PAUSE
+            pause = _PAUSE if self._step or self._denying else rhythm.pause if rhythm else _LONG_PAUSE
             for number in self._signals.wait(pause):
+                self._told_to_end = self._told_to_end or number in ENDING
                 if number != signal.SIGCHLD and not self._signals.reached_everybody(number):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(self._process.pid, number)  # not send_signal, which would reap it
@@ -171,6 +187,10 @@ class Run:
             if ended:
                 return ended
             self._reap()
+            if self._attempt and self._attempt.counts_as_good():
+                self._judged(self._attempt.started_well())
+            if self._denying and (record := self._denying.poll()):
+                self._denied(record)
             if self._step is None and rhythm and rhythm.due():
                 self._step = self._publish(self._settings.publish_budget_seconds)
             elif self._step and (record := self._step.poll()):
@@ -201,6 +221,7 @@ class Run:
             self._signals.witness,
             self._process.pid if self._process else 0,
             self._step.pid if self._step else 0,
+            self._denying.pid if self._denying else 0,
         }
         with contextlib.suppress(ChildProcessError):
             while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -216,6 +237,9 @@ class Run:
             return
         until = time.monotonic() + self._settings.exit_timeout_seconds
         stopped = 0
+        if self._denying:  # first: other bytes of what is denied are published below
+            record, stopped = self._see_through(self._denying, until)
+            self._denied(record)
         if self._step:
             if ended.crashed:
                 self._step.stop("crashed")
@@ -225,7 +249,8 @@ class Run:
             record, _ = self._see_through(self._publish(until - time.monotonic()), until)
             self._ended(record, "final")
         self._reporter.close()
-        self._say(summary(self._records, ended))
+        if self._rounds or ended.crashed:
+            self._say(summary(self._records, ended))
 
     @property
     def _publishes(self) -> bool:
@@ -248,10 +273,28 @@ class Run:
             [self._place], Round(kind, self._began, time.time(), [self._place.slot], [record])
         )
 
-    def _see_through(self, step: Step, until: float = float("inf")) -> tuple[Record, int]:
+    def _judged(self, line: str) -> None:
+        """What this start has shown is known."""
+        assert self._attempt is not None
+        if line:
+            self._say(line)
+        if self._attempt.deny and self._publishes:
+            assert self._place is not None
+            self._denying = self._place.deny(self._attempt.state.line, self._attempt.deny)
+
+    def _denied(self, record: Record) -> None:
+        assert self._attempt is not None
+        self._denying = None
+        record = dataclasses.replace(record, action="deny")
+        self._records.append(record)
+        self._say(record.line())
+        if record.outcome in ("hit", "miss"):
+            self._attempt.denied()
+
+    def _see_through(self, step: Step | Transfer, until: float = float("inf")) -> tuple[Record, int]:
         """Its record, and the number of the signal that cut it short, else 0."""
         stopped = 0
-        self._step = step
+        under_way, self._step = self._step, step
         while (record := step.poll()) is None:
             for number in self._signals.wait(_PAUSE):
                 if number in ENDING and not stopped:
@@ -260,7 +303,7 @@ class Run:
             if time.monotonic() > until:
                 step.stop("time_limit")
             self._reap()
-        self._step = None
+        self._step = None if under_way is step else under_way
         return record, stopped
 
 

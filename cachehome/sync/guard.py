@@ -26,6 +26,7 @@ from cachehome.sync.record import Record, asked
 if TYPE_CHECKING:
     from cachehome.identity import Identity
     from cachehome.settings import Settings
+    from cachehome.sync.denied import LeaveOut
 
 _MARGIN = 0.5  # seconds; what has a deadline of its own tells more, and comes first
 _GRACE = 1.0  # seconds for a child that was told to end: it removes what it has staged
@@ -37,6 +38,7 @@ def restore(
     directories: Mapping[str, str] | None = None,
     *,
     number: int | None = None,
+    leave_out: LeaveOut | None = None,
 ) -> Record:
     """`cachehome.sync.restore.restore`, ended after `store_timeout_seconds`."""
     from cachehome.sync import restore as module
@@ -44,7 +46,7 @@ def restore(
     settings, identity = asked(settings, identity)
     return _within(
         settings.store_timeout_seconds,
-        lambda: module.restore(settings, identity, directories, number=number),
+        lambda: module.restore(settings, identity, directories, number=number, leave_out=leave_out),
         _late("restore", settings, identity, settings.store_timeout_seconds),
     )
 

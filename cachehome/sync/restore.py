@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from cachehome.store.manifest import Entry, Manifest
 from cachehome.store.marks import Denials
 from cachehome.store.store import Generation, Store
 from cachehome.sync import portable
-from cachehome.sync.denied import denied_here, suspect
+from cachehome.sync.denied import LeaveOut, denied_here, suspect
 from cachehome.sync.live import Live, Stamp, in_effect, known, ours, trouble
 from cachehome.sync.record import Record, Work, asked
 from cachehome.sync.scan import LocalEntry, Rules, scan
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from cachehome.identity import Identity
     from cachehome.settings import Settings
 
+_NEWEST = 2  # generations that a record names as those that brought what is here
 _QUIET = 60.0  # seconds after which an incomplete entry is nobody's work in progress
 
 
@@ -46,13 +47,15 @@ def restore(
     directories: Mapping[str, str] | None = None,
     *,
     number: int | None = None,
+    leave_out: LeaveOut | None = None,
 ) -> Record:
     """Fill the live *directories* (family name -> path; None: those in effect) from the store of *settings*.
 
     Never raises for what a store or a file system can do; the record says it. *number*: that generation, not
-    the newest. Raises `ConfigError` for settings that can't be meant.
+    the newest. *leave_out*: what not to install, and not to leave lying there. Raises `ConfigError` for settings that
+    can't be meant.
     """
-    work = _Restore(*asked(settings, identity), directories)
+    work = _Restore(*asked(settings, identity), directories, leave_out)
     try:
         return work.run(number)
     except ConfigError:
@@ -62,13 +65,28 @@ def restore(
 
 
 class _Restore(Work):
-    def __init__(self, settings: Settings, identity: Identity, directories: Mapping[str, str] | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        identity: Identity,
+        directories: Mapping[str, str] | None,
+        leave_out: LeaveOut | None = None,
+    ) -> None:
         from cachehome import families
 
         super().__init__("restore", settings, identity)
         self.rejected: list[dict[str, Any]] = []
         self.used: Callable[[], None] | None = None  # tells the store that its generation is in use
         self.denials = Denials()
+        self.leave_out = leave_out
+        if leave_out is not None:
+            self.details["without"] = {
+                "line": leave_out.line,
+                "generations": sorted(leave_out.numbers),
+                "up_to": leave_out.up_to,
+                "cold": leave_out.cold,
+            }
+            self.details["message"] = leave_out.message()
         catalogue = families.catalogue(plugins=True)
         if directories is None:
             directories = in_effect(settings)
@@ -102,6 +120,12 @@ class _Restore(Work):
                     target.local = scan(target.family, target.live.directory)
                     target.table = target.live.table()
                     self._set_broken_aside(target)
+                    if self.leave_out is not None and self.leave_out.cold:
+                        old = [name for name, entry in target.local.items() if self.leave_out.old(entry)]
+                        self._set_aside(target, old, "before a cold start")
+                local = sum(len(target.local) for target in self.targets)
+                if local:
+                    self.details["local"] = local
             result = self._restore(number)
             with self.phases("stamp"):
                 for target in self.targets:
@@ -182,20 +206,20 @@ class _Restore(Work):
         for entry in list(target.local.values()):
             problem = broken(target.live, target.table, entry)
             if problem:
-                suffixes = [file.suffix for file in entry.files]
-                target.live.set_aside(entry.name, suffixes, tree=_is_tree(entry))
-                del target.local[entry.name]
-                self.details.setdefault("set_aside", []).append(f"{entry.family}/{entry.name}: {problem}")
+                self._set_aside(target, [entry.name], problem)
+
+    def _set_aside(self, target: Target, names: Iterable[str], why: str) -> None:
+        for name in names:
+            entry = target.local.pop(name)
+            target.live.set_aside(name, [file.suffix for file in entry.files], tree=_is_tree(entry))
+            self.details.setdefault("set_aside", []).append(f"{entry.family}/{name}: {why}")
 
     def _set_denied_aside(self, denials: Denials) -> None:
         """Move entries that everybody was told not to use out of the way, and leave out those of a generation."""
         self.denials = denials
         for target in self.targets:
             here = denied_here(denials, target.family, target.live, target.local, target.table)
-            for name in (name for name, bad in here.items() if bad):
-                entry = target.local.pop(name)
-                target.live.set_aside(name, [file.suffix for file in entry.files], tree=_is_tree(entry))
-                self.details.setdefault("set_aside", []).append(f"{entry.family}/{name}: denied")
+            self._set_aside(target, [name for name, bad in here.items() if bad], "denied")
         if denials.unreadable:
             self.details["denials_unreadable"] = [f"{label}: {why}" for label, why in denials.unreadable]
 
@@ -214,7 +238,13 @@ class _Restore(Work):
 
     def _install(self, store: Store, generation: Generation, *, borrowed: bool) -> Record:
         manifest = generation.manifest
-        skipped = self._choose(manifest)
+        if self.leave_out is not None:
+            denials = self.leave_out.denials(manifest)
+            for target in self.targets:
+                here = denied_here(denials, target.family, target.live, target.local, target.table)
+                old = [name for name in here if self.leave_out.old(target.local[name])]
+                self._set_aside(target, old, "left out")
+        skipped, introduced_by = self._choose(manifest)
         try:
             with self.phases("fetch"):
                 plan = Plan(manifest, self.targets, slim=self.settings.slim != "off")
@@ -227,7 +257,12 @@ class _Restore(Work):
             for target in self.targets:
                 target.close_staging()
         usable = len(manifest.entries) - skipped.get("other_family", 0) - skipped.get("other_host", 0)
-        details: dict[str, Any] = {"manifest": generation.sha256, "skipped": skipped, "line": manifest.line}
+        details: dict[str, Any] = {
+            "manifest": generation.sha256,
+            "skipped": skipped,
+            "line": manifest.line,
+            "introduced_by": introduced_by,
+        }
         if borrowed:
             details["profile_fallback"] = manifest.profile
         relocated = self._relocated(manifest)
@@ -235,6 +270,8 @@ class _Restore(Work):
             details["relocated"] = relocated
         if manifest.entries and not usable:
             return self.record("miss", "other_host", **details)
+        if usable and usable == skipped.get("left_out"):
+            return self.record("miss", "left_out", **details)
         return replace(
             self.record("hit", "restored" if entries else "already_there", **details),
             generation=manifest.number,
@@ -253,8 +290,9 @@ class _Restore(Work):
             there.update(paths.get(t.family.name, t.live.directory) for t in self.targets)
         return sorted(there - here)
 
-    def _choose(self, manifest: Manifest) -> dict[str, int]:
-        """Fill `wanted` of each target; counts of what is left out, by reason."""
+    def _choose(self, manifest: Manifest) -> tuple[dict[str, int], list[int]]:
+        """Fill `wanted` of each target. Counts of what is left out, by reason; the newest generations that brought the
+        rest."""
         tag = host_tag(self.identity)
         foreign = {
             number
@@ -263,7 +301,9 @@ class _Restore(Work):
         }
         by_family = {target.family.name: target for target in self.targets}
         rules = {target.family.name: Rules(target.family) for target in self.targets}
-        skipped = {"denied": 0, "already_there": 0, "other_family": 0, "other_host": 0, "unfit": 0}
+        reasons = ("denied", "left_out", "already_there", "other_family", "other_host", "unfit")
+        skipped = dict.fromkeys(reasons, 0)
+        introduced_by = set()
         for target in self.targets:
             target.wanted = []
         for (family, name), entry in manifest.entries.items():
@@ -274,13 +314,18 @@ class _Restore(Work):
                 skipped["other_host"] += 1
             elif self.denials.denies(entry, manifest):
                 skipped["denied"] += 1
+            elif self.leave_out is not None and self.leave_out.covers(entry, manifest):
+                skipped["left_out"] += 1
             elif name in found.local and not self._incomplete(found, entry):
                 skipped["already_there"] += 1
+                introduced_by.add(entry.since)
             elif not rules[family].fit(name, [file.suffix for file in entry.files]):
                 skipped["unfit"] += 1
             else:
                 found.wanted.append(entry)
-        return {reason: count for reason, count in skipped.items() if count}
+                introduced_by.add(entry.since)
+        counts = {reason: count for reason, count in skipped.items() if count}
+        return counts, sorted(introduced_by, reverse=True)[:_NEWEST]
 
     def _incomplete(self, target: Target, entry: Entry) -> bool:
         """Whether a local entry lacks files that a reader needs: a killed run left it. A tree is then moved
