@@ -10,14 +10,15 @@ OFF = ("", "0", "off", "false", "no")
 
 
 def activate() -> None:
-    """The hook. It is place.hook(); here `cachehome enable` counts too, which is a line of .pth for older Pythons."""
-    from cachehome import place, switch
+    """The hook. It is the package's; `cachehome enable`, a line of .pth for older Pythons, counts here too."""
+    import cachehome
+    from cachehome import switch
 
     if not os.environ.get("CACHEHOME", "").strip():
         value = switch.read()
         if value:
             os.environ["CACHEHOME"] = value
-    place.hook()
+    cachehome._hook()  # noqa: SLF001 - the other half of this module
 
 
 def observe() -> None:

@@ -462,7 +462,7 @@ NAMES = st.sampled_from(
 
 
 def hook(environ: dict[str, str]) -> dict[str, str] | None:
-    """What place.hook() does with place.ordinary(); None where it goes to home.resolve()."""
+    """What the hook does with place.ordinary(); None where it goes to home.resolve()."""
     wanted = home.wish(environ)[0]
     if wanted in ("", "off"):
         return environ

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import cachehome
 from cachehome import home, host, place
 
 root_only = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="needs root")
@@ -135,7 +136,7 @@ def test_links(tmp_path: Path) -> None:
 
 
 def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "ROOM_BYTES", 1 << 60)
+    monkeypatch.setattr(cachehome, "ROOM_BYTES", 1 << 60)
     kind, why = home.examine(str(tmp_path))
     assert (kind, "too little room" in why) == ("room", True)
 

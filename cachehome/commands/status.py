@@ -7,7 +7,8 @@ import os
 import sys
 from typing import Any
 
-from cachehome import early, home, place, switch
+import cachehome
+from cachehome import early, home, switch
 from cachehome.commands import activation, output
 from cachehome.settings import Settings
 
@@ -36,7 +37,7 @@ def status(settings: Settings) -> dict[str, Any]:
     wanted, asked_by, _ = home.wish(os.environ)
     return {
         "active": {"on": bool(wanted) and not answer.off, "wish": wanted, "by": asked_by},
-        "hook": {"installed": switch.hooked(), "ran": place.ran, "switch": switch.read()},
+        "hook": {"installed": switch.hooked(), "ran": cachehome.hook_ran, "switch": switch.read()},
         "root": answer.root,
         "source": answer.source,
         "reason": answer.reason,

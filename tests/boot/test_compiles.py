@@ -75,14 +75,12 @@ def test_letters_that_are_not_ascii(tmp_path: Path) -> None:
     assert outcome.libraries
 
 
-@pytest.mark.parametrize(("name", "local"), [("john doe", True), ("o'hara", False)])
-def test_letters_that_break_the_compilers_command_line(tmp_path: Path, name: str, local: bool) -> None:
-    (tmp_path / name).mkdir()
-    if local:
-        (tmp_path / "local").mkdir(mode=0o700)
-    outcome = compile_in(tmp_path, HOME=str(tmp_path / name), CACHEHOME_LOCAL=str(tmp_path / "local"))
-    assert outcome.ours == local
-    assert outcome.directory.is_relative_to(tmp_path / ("local" if local else "tmp"))
+def test_letters_that_break_the_compilers_command_line(tmp_path: Path) -> None:
+    (tmp_path / "john doe").mkdir()
+    (tmp_path / "local").mkdir(mode=0o700)
+    outcome = compile_in(tmp_path, HOME=str(tmp_path / "john doe"), CACHEHOME_LOCAL=str(tmp_path / "local"))
+    assert outcome.ours
+    assert outcome.directory.is_relative_to(tmp_path / "local")
     assert outcome.libraries
 
 
@@ -123,8 +121,7 @@ def test_a_home_on_an_unusable_mount(tmp_path: Path, option: str) -> None:
 
 
 @root_only
-@pytest.mark.parametrize("variables", [{}, {"HOME": "/"}])
-def test_a_user_without_a_name(tmp_path_factory: pytest.TempPathFactory, variables: dict[str, str]) -> None:
+def test_a_user_without_a_name() -> None:
     import tempfile
 
     user = ["setpriv", "--reuid=54321", "--regid=0", "--clear-groups"]
@@ -137,7 +134,7 @@ def test_a_user_without_a_name(tmp_path_factory: pytest.TempPathFactory, variabl
         pytest.skip("another user can't run this Python")
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
-        outcome = compile_in(Path(name), *user, **variables)
+        outcome = compile_in(Path(name), *user, HOME="/")
         assert not outcome.ours
         assert outcome.directory == Path(name) / "tmp" / "torchinductor_uid_54321"
         assert outcome.libraries
