@@ -1,11 +1,12 @@
 """What the start-up hook adds to `python -c pass`.
 
-    python benchmarks/hook.py [--starts 200] [--json]
+    python benchmarks/hook.py [--starts 200] [--json] [--instructions]
 
 Makes a wheel and one venv a case, then starts each of them in rounds, shuffled within a round. The figure is
 the median over rounds of the difference to the case without a hook in the same round, so that a slow minute
-of the machine hits all cases alike. Exit code 1 if a limit is passed. Needs hatchling; the comparison needs
-setuptools.
+of the machine hits all cases alike. On a machine that others use nothing of this holds: --instructions has
+valgrind count the instructions of one start a case instead, which is the same each time. Exit code 1 if a
+limit is passed. Needs hatchling; the comparison needs setuptools.
 """
 
 from __future__ import annotations
@@ -73,8 +74,29 @@ def start(python: Path, environment: dict[str, str]) -> float:
     return taken * 1000
 
 
-def measure(starts: int) -> dict[str, dict[str, float]]:
-    """Figures by case, in milliseconds."""
+def instructions(python: Path, environment: dict[str, str]) -> int:
+    """How many instructions `python -c pass` takes, those of the kernel not counted."""
+    counted = subprocess.run(
+        [
+            "valgrind",
+            "--tool=cachegrind",
+            "--cache-sim=no",
+            "--cachegrind-out-file=/dev/null",
+            python,
+            "-c",
+            "pass",
+        ],
+        env=environment | {"PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    line = next(line for line in counted.stderr.splitlines() if "I   refs:" in line or "I refs:" in line)
+    return int(line.rpartition(":")[2].replace(",", ""))
+
+
+def measure(starts: int, count: bool) -> dict[str, dict[str, float]]:
+    """Figures by case, in milliseconds, or in thousands of instructions."""
     with tempfile.TemporaryDirectory(prefix="cachehome-bench-") as name:
         scratch = Path(name)
         wheel = make_wheel(scratch / "dist")
@@ -91,6 +113,9 @@ def measure(starts: int) -> dict[str, dict[str, float]]:
         other, site = make_venv(scratch / "other")
         if setuptools_hook(site, other):
             cases["setuptools' distutils-precedence"] = (other, environment)
+        if count:
+            counts = {case: instructions(*where) / 1000 for case, where in cases.items()}
+            return {case: {"instructions": n, "added": n - counts[BASE]} for case, n in counts.items()}
         times: dict[str, list[float]] = {case: [] for case in cases}
         for turn in range(starts + 5):
             for case in random.sample(list(cases), len(cases)):
@@ -114,8 +139,20 @@ def main() -> int:
     )
     parser.add_argument("--starts", type=int, default=200)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--instructions", action="store_true", help="count instructions with valgrind, not time"
+    )
     args = parser.parse_args()
-    figures = measure(args.starts)
+    figures = measure(args.starts, args.instructions)
+    if args.instructions:
+        print(
+            json.dumps(figures)
+            if args.json
+            else f"Python {sys.version.split()[0]}, thousands of instructions"
+        )
+        for case, row in figures.items() if not args.json else ():
+            print(f"{case:34}{row['instructions']:12,.0f}{row['added']:+12,.0f}")
+        return 0
     late = [case for case, limit in LIMITS.items() if figures[case]["added"] > limit]
     if args.json:
         print(
