@@ -47,6 +47,10 @@ def be_modest() -> None:
     """Lowest useful priority for CPU and disk, inherited by whatever this process starts."""
     with contextlib.suppress(OSError, AttributeError):
         os.nice(10)
+    # Where the kernel shares CPU out by session, nice counts within ours only, and a session of one process would get
+    # as much as the whole job.
+    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as file:
+        file.write("10")
     number = _IOPRIO_SET.get(os.uname().machine) if sys.platform == "linux" else None
     if number is not None:
         import ctypes

@@ -25,6 +25,7 @@ import time
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from cachehome.lifecycle.child import be_modest
 from cachehome.lifecycle.node import write_json
 from cachehome.lifecycle.transfer import abandon, importable, scratch
 
@@ -198,6 +199,7 @@ def schema(name: str) -> dict[str, Any]:
 
 def main(directory: str) -> int:
     """Store a part that comes from stdin, and make the reports anew."""
+    be_modest()
     if hasattr(signal, "alarm"):
         signal.alarm(_LIMIT)
     part = json.load(sys.stdin)
