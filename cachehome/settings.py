@@ -170,9 +170,10 @@ def _compression(value: str) -> str:
 
 
 def _enabled(value: str) -> str:
-    if value.lower() in ON:
+    # No more words than the hook knows: true in one place and unknown in the other would help nobody.
+    if value.lower() in ("1", "on"):
         return "on"
-    if value.lower() in OFF:
+    if value.lower() in ("0", "off"):
         return "off"
     return _absolute(value)
 
@@ -494,23 +495,6 @@ class Settings:
         settings.origin.update(sources)
         settings.__dict__["problems"] = tuple(problems)
         return settings
-
-
-def missing_mount(store: str) -> str | None:
-    """Why a directory *store* can't be what its user meant, None if nothing speaks against it.
-
-    WEKA expires by path: a root there must hold a component `tmp-N[hdwmy]`, or its files would stay for ever.
-    """
-    from cachehome import home
-
-    path = store.removeprefix("file://")
-    if "://" in store or home.network_mount(path) not in ("wekafs", "weka"):
-        return None
-    for part in path.split(os.sep):
-        number, unit = part[4:-1], part[-1:]
-        if part.startswith("tmp-") and number.isdigit() and unit in "hdwmy":
-            return None
-    return f"{path} is on WEKA and has no component tmp-N[hdwmy], which says when it expires"
 
 
 def _wrong(key: str, source: str, value: object, allowed: str) -> ConfigError:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import time
 import uuid
@@ -67,6 +68,18 @@ _ADVICE = {
     errno.ENXIO: "it is not mounted (any more): mount it again",
     errno.ESTALE: "the mount is stale: mount it again",
 }
+
+
+def without_expiry(path: str) -> str:
+    """What a store at *path* lacks on WEKA, "" elsewhere: some of its path must say when it expires, `tmp-30d`."""
+    from cachehome import home
+
+    if home.network_mount(path) not in ("wekafs", "weka"):
+        return ""
+    for part in path.split("/"):
+        if re.fullmatch(r"tmp-[0-9]+[hdwmy]", part):
+            return ""
+    return f"{path} is on WEKA and has no component tmp-N[hdwmy], which says when it expires"
 
 
 class PosixBackend:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cachehome.errors import StoreError, UnsupportedStore
 from cachehome.store.backend import Backend, Nested
-from cachehome.store.posix import PosixBackend
+from cachehome.store.posix import PosixBackend, without_expiry
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 _SKEW = 60.0
@@ -50,14 +50,14 @@ def examine(backend: Backend, *, max_bytes: int = 0) -> list[Finding]:
 
 
 def _place(backend: PosixBackend, max_bytes: int) -> list[Finding]:
-    from cachehome import home, settings
+    from cachehome import home
 
     kind = home.network_mount(backend.root)
     told = f"{kind}, shared between hosts" if kind else "a local file system: only this host sees it"
     findings = [Finding("file system", OK, told)]
-    mount = settings.missing_mount(backend.root)
-    if mount:
-        findings.append(Finding("expiry", WARN, mount))
+    expiry = without_expiry(backend.root)
+    if expiry:
+        findings.append(Finding("expiry", WARN, expiry))
     room = os.statvfs(backend.root)
     free = room.f_bavail * room.f_frsize
     enough = free >= max(_ROOM, max_bytes)

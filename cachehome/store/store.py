@@ -22,6 +22,7 @@ from cachehome.errors import (
     IntegrityError,
     NotInStore,
     StoreError,
+    StoreUnavailable,
     UnsupportedStore,
     Untrusted,
 )
@@ -31,7 +32,7 @@ from cachehome.store.memory import Memory
 from cachehome.store.merge import Addition, merge, missing
 from cachehome.store.owners import Owners
 from cachehome.store.pack import compressor
-from cachehome.store.posix import PosixBackend
+from cachehome.store.posix import PosixBackend, without_expiry
 from cachehome.store.reader import Generation, Head, Reader, generation_name
 from cachehome.store.signing import Keys
 
@@ -69,6 +70,9 @@ class Store(Reader):
                 value=url,
                 allowed="an absolute directory or file://",
             )
+        fault = without_expiry(path)
+        if fault:
+            raise StoreUnavailable(f"{fault}: choose a path that has one", path=path, reason="no_expiry")
         memory = Memory.of(settings)
         if settings is None:
             backend, keys = PosixBackend(path), None

@@ -25,7 +25,8 @@ from cachehome.errors import (
     Untrusted,
 )
 from cachehome.store.owners import Owners
-from cachehome.store.posix import TEMPORARY, PosixBackend
+from cachehome.store.posix import TEMPORARY, PosixBackend, without_expiry
+from cachehome.store.store import Store
 
 NAME = "cachehome-v1/build/generations/00000001"
 
@@ -354,3 +355,33 @@ def test_stale_handles_and_late_errors_on_a_mount(tmp_path: Path) -> None:
             assert caught.value.errno == getattr(errno, name)
             faults.set()
             assert backend.list("cachehome-v1/build") == ["generations"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("/weka/team/tmp-30d/caches", ""),
+        ("/weka/tmp-4h/x", ""),
+        ("/weka/team/caches", "tmp-N"),
+        ("/weka/tmp-30x/caches", "tmp-N"),
+        ("/weka/tmp-d/caches", "tmp-N"),
+        ("/weka/xtmp-3d/caches", "tmp-N"),
+    ],
+)
+def test_a_root_on_weka_says_when_it_expires(monkeypatch: pytest.MonkeyPatch, path: str, fault: str) -> None:
+    monkeypatch.setattr("cachehome.home.network_mount", lambda _: "wekafs")
+    assert bool(without_expiry(path)) == bool(fault)
+    assert fault in (without_expiry(path))
+
+
+def test_other_file_systems_may_have_any_path(tmp_path: Path) -> None:
+    assert without_expiry(str(tmp_path)) == ""
+
+
+def test_a_store_on_weka_without_an_expiry_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachehome.home.network_mount", lambda _: "wekafs")
+    with pytest.raises(StoreUnavailable, match="tmp-N") as caught:
+        Store.open(str(tmp_path))
+    assert caught.value.reason == "no_expiry"
