@@ -286,3 +286,11 @@ def test_another_user_with_a_directory_of_its_own(open_venv: Venv) -> None:
         code = f"import os; print(os.environ.get({INDUCTOR!r}))"
         done = as_user(12345, 12345, open_venv, "-c", code, XDG_CACHE_HOME=f"{name}/mine")
         assert done.stdout.startswith(f"{name}/mine/cachehome/cp3")
+
+
+def test_a_package_that_was_removed_by_hand_is_silent(venv: Venv) -> None:
+    """The line that stays behind looks for its package first: a traceback at every start would be worse than a miss."""
+    shutil.rmtree(venv.site / "cachehome")
+    assert venv.show(CACHEHOME="1") == "None"
+    (venv.site / "cachehome").mkdir()  # what an uninstaller leaves where others had put files
+    assert venv.show(CACHEHOME="1") == "None"
