@@ -76,6 +76,9 @@ class _Restore(Work):
 
         super().__init__("restore", settings, identity)
         self.rejected: list[dict[str, Any]] = []
+        self.families: dict[
+            str, int
+        ] = {}  # entries of the generation that a family finds, new or there already
         self.used: Callable[[], None] | None = None  # tells the store that its generation is in use
         self.denials = Denials()
         self.leave_out = leave_out
@@ -262,6 +265,7 @@ class _Restore(Work):
             "skipped": skipped,
             "line": manifest.line,
             "introduced_by": introduced_by,
+            "families": self.families,
         }
         if borrowed:
             details["profile_fallback"] = manifest.profile
@@ -304,6 +308,7 @@ class _Restore(Work):
         reasons = ("denied", "left_out", "already_there", "other_family", "other_host", "unfit")
         skipped = dict.fromkeys(reasons, 0)
         introduced_by = set()
+        self.families = warm = dict.fromkeys(by_family, 0)
         for target in self.targets:
             target.wanted = []
         for (family, name), entry in manifest.entries.items():
@@ -319,10 +324,12 @@ class _Restore(Work):
             elif name in found.local and not self._incomplete(found, entry):
                 skipped["already_there"] += 1
                 introduced_by.add(entry.since)
+                warm[family] += 1
             elif not rules[family].fit(name, [file.suffix for file in entry.files]):
                 skipped["unfit"] += 1
             else:
                 found.wanted.append(entry)
+                warm[family] += 1
                 introduced_by.add(entry.since)
         counts = {reason: count for reason, count in skipped.items() if count}
         return counts, sorted(introduced_by, reverse=True)[:_NEWEST]

@@ -54,6 +54,7 @@ def test_what_was_published_comes_back(
     record = restore(settings, identity, {"triton": str(live)})
     assert (record.outcome, record.reason, record.generation) == ("hit", "restored", 1)
     assert record.entries == 4
+    assert record.details["families"] == {"triton": 4}
     before, after = contents(triton_cache), contents(live)
     assert before.keys() == after.keys()
     assert record.files == len(after)
