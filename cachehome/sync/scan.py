@@ -56,6 +56,18 @@ class Rules:
         self.growing = joined("growing")
         self.stems = [re.compile(pattern) for kind, pattern in family.entries if kind == "stem"]
         self.never = re.compile("|".join(f"(?:{pattern})" for pattern in family.never) or r"(?!)")
+        self._below: dict[str, bool] = {}
+
+    def carried(self, path: str, tree: str | None) -> bool:
+        """Whether a file may be carried, given the *tree* that holds it. Kernels have names that recur: what was said
+        of one file of a tree holds for the same name in every other."""
+        if tree is None:
+            return not self.never.fullmatch(path)
+        suffix = path[len(tree) :]
+        told = self._below.get(suffix)
+        if told is None:
+            told = self._below[suffix] = not self.never.fullmatch(path)
+        return told
 
     def entry_of(self, path: str) -> tuple[str, bool]:
         """(name of the entry, growing) of a file that no tree holds; ("", False) if it belongs to none."""
@@ -71,6 +83,8 @@ class Rules:
 
     def fit(self, name: str, suffixes: Iterable[str]) -> bool:
         """Whether a scan would find files with these *suffixes* as the entry *name*. A manifest may say anything."""
+        if self.tree and self.tree.fullmatch(name) and not self._within(name):
+            return all(self._found_below(name, suffix) for suffix in suffixes)
         for suffix in suffixes:
             path = name + suffix
             tree, parents = "", path
@@ -81,6 +95,22 @@ class Rules:
             if (tree or self.entry_of(path)[0]) != name or self.never.fullmatch(path):
                 return False
         return True
+
+    def _within(self, name: str) -> bool:
+        """Whether a scan would not reach *name*, or find it inside another tree."""
+        parents = name
+        while parents := parents.rpartition("/")[0]:
+            if self.never.fullmatch(parents) or (self.tree and self.tree.fullmatch(parents)):
+                return True
+        return bool(self.never.fullmatch(name))
+
+    def _found_below(self, tree: str, suffix: str) -> bool:
+        path = tree + suffix
+        parents = path
+        while (parents := parents.rpartition("/")[0]) != tree:
+            if len(parents) < len(tree) or not self.carried(parents, tree):
+                return False
+        return suffix[:1] == "/" and self.carried(path, tree)
 
 
 def scan(family: Family, directory: str) -> dict[str, LocalEntry]:
@@ -130,7 +160,7 @@ def _walk(
                 if within is None and rules.tree and rules.tree.fullmatch(path):
                     within = path
                 yield from _walk(entry.path, path + "/", rules, within)
-            elif entry.is_file(follow_symlinks=False) and not (rules.never.fullmatch(path)):
+            elif entry.is_file(follow_symlinks=False) and rules.carried(path, tree):
                 yield path, tree, entry.stat(follow_symlinks=False)
         except FileNotFoundError:
             continue
