@@ -170,7 +170,9 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvml_library: Path) -> 
     monkeypatch.setattr(nvml, "LIBRARIES", (str(nvml_library),))
     monkeypatch.setenv("LAB_NVML", str(machine.gpus))
     monkeypatch.setattr(packages, "search_path", lambda: [str(machine.site)])
-    monkeypatch.setattr(place, "cpu_features", functools.partial(place.cpu_features, str(machine.modalias)))
+    features = functools.partial(place.cpu_features, str(machine.modalias))
+    monkeypatch.setattr(place, "cpu_features", features)
+    monkeypatch.setattr("cachehome.cpu_features", features)  # where the host tag looks
     real = place.torch_version
     monkeypatch.setattr(
         place, "torch_version", lambda sites=None: real([str(machine.site)] if sites is None else sites)
