@@ -81,6 +81,7 @@ FEATURES = (
 )
 
 
+hook_record = ""  # what the hook applied in this very process, as against a parent
 hook_ran = False  # a venv runs each .pth twice (python/cpython#75723)
 
 
@@ -90,7 +91,7 @@ def _hook() -> None:
     `cachehome.pth` calls it where any variable of ours is set, `cachehome.start` always. It never raises, prints or
     exits.
     """
-    global hook_ran
+    global hook_ran, hook_record
     try:
         if hook_ran:
             return
@@ -104,6 +105,7 @@ def _hook() -> None:
                 home.apply(home.resolve(os.environ), os.environ)
             else:
                 os.environ.update(values)
+                hook_record = values.get(APPLIED, "")
         # Else it is off, or not a wish, which `cachehome status` shows. A parent may have been on.
         live = os.environ.get("TORCHINDUCTOR_CACHE_DIR") if APPLIED in os.environ else None
         if "CACHEHOME_DIAGNOSTICS" in os.environ or (live and os.path.exists(f"{live}/.cachehome/stamp")):

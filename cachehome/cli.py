@@ -123,7 +123,8 @@ def _run(verb: str, words: list[str]) -> int:
     lenient = getattr(module, "LENIENT", False)
     settings = settings_module.Settings.load(command_line=given, lenient=lenient)
     code = module.run(args, settings)
-    sys.stdout.flush()
+    if sys.stdout is not None:  # a supervisor may start us with it closed
+        sys.stdout.flush()
     return int(code)
 
 

@@ -16,6 +16,7 @@ environments (see place.py), so this module imports os and sys only.
 import os
 import sys
 
+import cachehome
 from cachehome import families as catalogue
 from cachehome import place
 from cachehome.place import APPLIED, LOCAL, NAME, host_tag, network_mount, plain, torch_version
@@ -123,7 +124,7 @@ def resolve(
     level = build8 or LOCAL
     roots = []
     told = os.path.isabs(wanted)
-    own = bool(record) and environ.get(APPLIED) == _own_record
+    own = bool(record) and environ.get(APPLIED) in (_own_record, cachehome.hook_record)
     inherited = record.get("root") and record["tag"] == answer.tag and (not told or record["wish"] == wanted)
     if inherited and not (own and app):
         roots.append((record["root"], record["source"] if own else "the parent process"))

@@ -16,6 +16,7 @@ that a name is not there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import re
 import time
@@ -259,13 +260,17 @@ class Reader:
             with contextlib.suppress(NotInStore, IntegrityError, Untrusted):
                 yield self.read(build, profile, number)
 
-    def fallback(self, build: str, profile: str) -> Generation | None:
-        """The newest generation of the build's other profiles."""
+    def fallback(
+        self, build: str, profile: str, refused: Callable[[str, int, StoreError], None] | None = None
+    ) -> Generation | None:
+        """The newest generation of the build's other profiles; *refused* hears (profile, number, error) of what can't
+        be read or trusted."""
         found = []
         for other in self.profiles(build):
             if other != profile:
+                hear = functools.partial(refused, other) if refused is not None else None
                 with contextlib.suppress(IntegrityError):  # a shortened line
-                    found.append(self.newest(build, other))
+                    found.append(self.newest(build, other, hear))
         return max(
             (generation for generation in found if generation is not None),
             key=lambda generation: generation.manifest.created,

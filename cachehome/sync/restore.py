@@ -21,6 +21,7 @@ from cachehome.errors import (
     ConfigError,
     IntegrityError,
     NotInStore,
+    StoreError,
     StoreUnavailable,
 )
 from cachehome.store.manifest import Entry, Manifest
@@ -186,8 +187,11 @@ class _Restore(Work):
         own = [(profile, found) for found in reversed(store.numbers(build, profile))]
         if own or self.settings.profile_fallback == "none":
             return own
-        found = store.fallback(build, profile)
+        refused: list[tuple[str, int, StoreError]] = []
+        found = store.fallback(build, profile, lambda *what: refused.append(what))
         if found is None:
+            for other, damaged, error in refused:
+                self._reject(other, damaged, str(error.fields.get("reason", "untrusted")), error)
             return []
         other = found.manifest.profile
         return [(other, number) for number in reversed(store.numbers(build, other))]

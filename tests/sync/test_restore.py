@@ -146,6 +146,16 @@ def test_another_profile_falls_back_and_says_so(published: Path, settings: Setti
     assert (record.outcome, record.reason) == ("miss", "no_published_generation")
 
 
+def test_a_damaged_generation_of_another_profile_is_no_plain_miss(
+    published: Path, settings: Settings, tmp_path: Path
+) -> None:
+    truncate(manifests(published)[0])
+    other = Identity({"test": 1}, {"name": "train"})
+    record = restore(settings, other, {"triton": str(tmp_path / "a")})
+    assert (record.outcome, record.reason) == ("rejected", "manifest_damaged")
+    assert record.details["rejected"][0]["profile"] == "default"
+
+
 def test_another_host_is_never_restored(
     settings: Settings,
     identity: Identity,
