@@ -109,7 +109,12 @@ class _Restore(Work):
             if problem:
                 return self.record("rejected", "live_directory_untrusted", message=problem)
             stamp = target.live.stamp()
-            if stamp is not None and stamp.build != self.identity.build_key:
+            # A directory that another build stamped and never filled holds nobody's work.
+            if (
+                stamp is not None
+                and stamp.build != self.identity.build_key
+                and scan(target.family, target.live.directory)
+            ):
                 return self.record("rejected", "other_build", message=other_build(target.live, stamp))
             target.live.make()
         with contextlib.ExitStack() as stack:
@@ -232,6 +237,8 @@ class _Restore(Work):
 
     def _stamp(self, target: Target, result: Record) -> None:
         before = target.live.stamp()
+        if before is not None and before.build != self.identity.build_key:
+            before = None
         whole = before.whole if before else not target.local
         manifest = str(result.details.get("manifest", "")) or (before.manifest if before else "")
         generation = (

@@ -347,6 +347,15 @@ def test_a_directory_of_another_build_is_refused(
     assert publish(settings, other, {"triton": str(tmp_path / "copy")}).reason == "other_build"
 
 
+def test_an_empty_directory_of_another_build_is_taken_over(
+    published: Path, settings: Settings, identity: Identity, again: Callable[..., object], tmp_path: Path
+) -> None:
+    other = Identity({"test": 2}, {"name": "default"})
+    assert restore(settings, other, {"triton": str(tmp_path / "copy")}).outcome == "miss"
+    assert again().reason == "restored"
+    assert publish(settings, identity, {"triton": str(tmp_path / "copy")}).reason == "unchanged"
+
+
 def test_a_full_disk_is_refused_before_a_byte_is_written(
     published: Path, again: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
