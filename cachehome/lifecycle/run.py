@@ -116,6 +116,8 @@ class Run:
         notes = self._place.notes if self._place else []
         for note in [*notes, *_out_of_reach(self._environ, self._command)]:
             self._say(note)
+        if self._place and not self._settings.store:
+            self._say("no store is set (CACHEHOME_STORE): the caches stay on this machine")
         stopped = self._before()
         if stopped:
             return Ended(128 + stopped, stopped)
