@@ -30,7 +30,8 @@ _OWN = frozenset(
     if hasattr(signal, name)
 )  # fmt: skip
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-WITNESS_DELAY = 0.1  # a scheduler signals the processes of a job one after the other
+# A scheduler signals the processes of a job one after the other, and a busy machine runs the witness late.
+WITNESS_DELAY = 0.5
 
 
 class Signals:
