@@ -1,6 +1,6 @@
 """The GPU suite: what a start takes from its caches, counted, in one call of less than ten minutes.
 
-    python benchmarks/gpu/suite.py --out DIR [--mode default|max-autotune] [--minutes 9] [--ranks]
+    python benchmarks/gpu/suite.py --out DIR [--mode default|max-autotune] [--minutes 9] [--ranks [N]] [--alone]
 
     BASE/machine/    HOME (and TMPDIR) of a start: all that is local. "Another machine" is another empty one
          kept/       the machine that compiled, put aside while others run in its place
@@ -12,6 +12,10 @@ Arms: `cold`; `same`, the machine that compiled; `restored`, a fresh one of the 
 `relocated`, of another path, and `relocated as it is`, without the repair; `torch artifacts`, the mega-cache.
 Counters come first; times are medians of arms that alternate within this call. A line of JSON a start goes to
 DIR/results.jsonl as it happens, a table to DIR/table.md. What does not fit in the time is left out, and named.
+
+With `--ranks` torchrun starts one process a GPU, and all of them share one live directory: each sees all GPUs and
+uses its own, or, with `--alone`, sees only its own, so that all ask for the same keys. Counters are told by rank,
+too, and how many files lie under one key (near-copies), when compiled and when restored.
 """
 
 from __future__ import annotations
@@ -133,41 +137,32 @@ class Suite:
         self.number += 1
         reports = self.base / "reports" / f"{self.number:02}-{arm.replace(' ', '-')}"
         reports.mkdir(parents=True)
-        words = [*self.workload(), *options]
-        processes = []
         begin = time.monotonic()
-        for rank in range(self.options.gpus):
-            device = f"{self.options.device}:{rank}" if self.options.gpus > 1 else self.options.device
-            ranked = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if self.options.gpus > 1 else {}
-            with open(reports / f"said-{rank}.txt", "wb") as said:
-                processes.append(
-                    subprocess.Popen(
-                        [sys.executable, str(HERE / "workload.py"), str(reports / f"out-{rank}.json"),
-                         "--device", device, *words],
-                        env=self.environment(home, reports, CACHEHOME_RUN=arm, **ranked, **more),
-                        cwd=self.base, stdout=said, stderr=said, start_new_session=True,
-                    )
-                )  # fmt: skip
-        codes = [process.wait(600) for process in processes]
-        for (
-            process
-        ) in processes:  # compile workers outlive it for a moment, and would slow down the next start
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        with open(reports / "said.txt", "wb") as said:
+            process = subprocess.Popen(
+                [*self.launcher(), str(HERE / "workload.py"), str(reports / "out-RANK.json"),
+                 *self.workload(), *options],
+                env=self.environment(home, reports, CACHEHOME_RUN=arm, **more),
+                cwd=self.base, stdout=said, stderr=said, start_new_session=True,
+            )  # fmt: skip
+            code = process.wait(600)
         seconds = round(time.monotonic() - begin, 3)
+        saw = [json.loads(path.read_text()) for path in sorted(reports.glob("out-*.json"))]
+        # Compile workers outlive it for a moment, and would slow down the next start.
+        for group in (process.pid, *(one["pid"] for one in saw)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
         self.longest[arm] = max(self.longest.get(arm, 0.0), seconds)
-        row: dict[str, Any] = {"arm": arm, "n": self.number, "note": note, "seconds": seconds, "codes": codes}
-        if any(codes):
-            row["said"] = (reports / "said-0.txt").read_text(errors="replace")[-1500:]
+        row: dict[str, Any] = {"arm": arm, "n": self.number, "note": note, "seconds": seconds, "code": code}
+        if code or len(saw) != self.options.ranks:
+            row["said"] = (reports / "said.txt").read_text(errors="replace")[-3000:]
         else:
-            saw = [
-                json.loads((reports / f"out-{rank}.json").read_text()) for rank in range(self.options.gpus)
-            ]
-            steps = saw[0].pop("seconds")
-            row |= saw[0] | {
-                "steps": steps,
+            slowest = max(saw, key=lambda one: sum(one["first_output"].values()))
+            row |= {name: value for name, value in slowest.items() if name != "seconds"} | {
+                "steps": slowest["seconds"],
                 "outputs": [one["outputs"] for one in saw],
                 "choices": [one["choices"] for one in saw],
+                "graphs": graphs(slowest["directories"]["TORCHINDUCTOR_CACHE_DIR"]),
             }
         logs = history.logs(str(reports))
         activity = history.total(logs) if logs else None
@@ -182,12 +177,24 @@ class Suite:
             "state": found.state,
             "notes": [cause.text for cause in found.notes],
             "restore": record,
+            "by_rank": by_rank(logs, record),
         }
         self.rows.append(row)
         with open(self.out / "results.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(f"{arm}: {seconds:.1f} s, {found.line()[:200]}", flush=True)
+        for rank, told in row["by_rank"].items():
+            print(f"  {rank}: {told['state']} {told['counts']}", flush=True)
         return row
+
+    def launcher(self) -> list[str]:
+        """What starts the workload: Python, or torchrun."""
+        if self.options.ranks == 1:
+            return [sys.executable]
+        return [
+            sys.executable, "-m", "torch.distributed.run", "--standalone",
+            f"--nproc-per-node={self.options.ranks}",
+        ]  # fmt: skip
 
     def workload(self) -> list[str]:
         o = self.options
@@ -200,8 +207,10 @@ class Suite:
             o.batches,
             "--tokens",
             str(o.tokens),
+            "--device",
+            o.device,
         ]
-        return [*words, *(["--small"] if o.small else [])]
+        return [*words, *(["--small"] if o.small else []), *(["--alone"] if o.alone else [])]
 
     def fits(self, arm: str, seconds: float | None = None) -> bool:
         """Whether another start of *arm* fits in the time that is left; if not, it is named."""
@@ -291,11 +300,11 @@ class Suite:
             self.relocated("relocated as it is", SUITE_NO_REPAIR="1")
         if self.fits("relocated, slim"):
             self.relocated("relocated, slim", "--slim", "restore")
-        if self.options.gpus == 1 and self.fits("torch artifacts"):
+        if self.options.ranks == 1 and self.fits("torch artifacts"):
             self.artifacts()
 
     def changes(self) -> None:
-        if self.options.gpus > 1 or not self.options.changes:
+        if self.options.ranks > 1 or not self.options.changes:
             return
         cold = self.longest.get("cold", 60.0)
         if self.fits("changed shape", cold):
@@ -304,6 +313,32 @@ class Suite:
             self.changed("thread count", OMP_NUM_THREADS="3", TORCHINDUCTOR_COMPILE_THREADS="4")
         if self.fits("changed variable", cold):
             self.changed("variable", TORCHINDUCTOR_SIZE_ASSERTS="0")
+
+
+def by_rank(logs: list[history.Process], record: dict[str, Any] | None) -> dict[str, Any]:
+    """What each rank counted, its compile workers included; {} if there are no ranks."""
+    members: dict[str, list[history.Process]] = {}
+    for process in logs:
+        if process.facts.get("rank"):
+            members.setdefault(str(process.facts["rank"]), []).append(process)
+    told = {}
+    for rank, processes in sorted(members.items()):
+        activity = history.total(processes)
+        counts = {name: count for name, count in activity.counts.items() if count}
+        told[rank] = {"state": judge(activity, record).state, "counts": counts}
+    return told
+
+
+def graphs(live: str) -> dict[str, Any]:
+    """Keys of FX graphs, files under them, the most under one key, their MB."""
+    sizes: dict[str, list[int]] = {}
+    for directory, _, names in os.walk(os.path.join(live, "fxgraph")):
+        found = [os.path.getsize(os.path.join(directory, name)) for name in names if name[0] != "."]
+        if found:
+            sizes[directory] = found
+    files = [size for found in sizes.values() for size in found]
+    most = max(map(len, sizes.values()), default=0)
+    return {"keys": len(sizes), "files": len(files), "most": most, "megabytes": round(sum(files) / 1e6, 1)}
 
 
 def environment() -> dict[str, Any]:
@@ -339,7 +374,15 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="12, with max-autotune 4")
     parser.add_argument("--batches", help="1,2, with max-autotune 1")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--ranks", action="store_true", help="one process a GPU, in one live directory")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        nargs="?",
+        const=0,
+        default=1,
+        help="so many processes by torchrun in one live directory; without N one a GPU",
+    )
+    parser.add_argument("--alone", action="store_true", help="each rank sees its own GPU only")
     parser.add_argument(
         "--no-changes", dest="changes", action="store_false", help="no starts with one thing changed"
     )
@@ -350,12 +393,11 @@ def main() -> None:
     tuning = options.mode == "max-autotune"
     options.layers = options.layers or (4 if tuning else 12)
     options.batches = options.batches or ("1" if tuning else "1,2")
-    options.gpus = 1
-    if options.ranks:
+    if not options.ranks:
         listed = subprocess.run(
             ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True
         ).stdout
-        options.gpus = len(listed.splitlines())
+        options.ranks = len(listed.splitlines())
     base = Path(options.base) if options.base else Path(tempfile.mkdtemp(prefix="gpu-suite-"))
     base.mkdir(parents=True, exist_ok=True)
     suite = Suite(options, base)

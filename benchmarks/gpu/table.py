@@ -18,7 +18,7 @@ def table(rows: Rows, facts: dict[str, Any], options: dict[str, Any], left_out: 
     lines = [
         ", ".join(f"{name} {value}" for name, value in facts.items()),
         "",
-        "mode {mode}, {layers} layers, batches {batches} of {tokens} tokens, {gpus} process(es)".format(
+        "mode {mode}, {layers} layers, batches {batches} of {tokens} tokens, {ranks} process(es)".format(
             **options
         ),
         "",
@@ -38,6 +38,13 @@ def table(rows: Rows, facts: dict[str, Any], options: dict[str, Any], left_out: 
             row.get("verdict", "") for row in found if row.get("state") not in ("warm", None)
         ):
             lines.append(f"- {arm}: {line}")
+    ranked = [row for row in rows if row.get("by_rank")]
+    if ranked:
+        lines += ["", "By rank, what is not zero:", ""]
+    for row in ranked:
+        for rank, told in row["by_rank"].items():
+            counts = ", ".join(f"{name} {count:g}" for name, count in told["counts"].items())
+            lines.append(f"- {row['arm']} {row['n']}, {rank}: {told['state']}; {counts}")
     if left_out:
         lines += ["", f"Left out for lack of time: {', '.join(dict.fromkeys(left_out))}."]
     return "\n".join(lines) + "\n"
@@ -74,6 +81,11 @@ def _spread(values: Sequence[float]) -> str:
     return f"{middle:.2f}" if len(values) == 1 else f"{middle:.2f} [{min(values):.2f} to {max(values):.2f}]"
 
 
+def _graphs(rows: Rows) -> str:
+    found = [row["graphs"] for row in rows if row.get("graphs")]
+    return "-" if not found else "{files} of {keys} keys, {megabytes} MB".format(**found[0])
+
+
 def _restored(rows: Rows) -> str:
     records = [row["restore"] for row in rows if row.get("restore")]
     if not records:
@@ -94,6 +106,7 @@ COLUMNS: dict[str, Callable[[Rows], str]] = {
     "written outside": lambda rows: _range(
         [row["written_outside"] for row in rows if "written_outside" in row]
     ),
+    "FX files": _graphs,
     "restored files, MB": _restored,
     "restore s": lambda rows: _spread(
         [row["restore"]["process_seconds"] for row in rows if row.get("restore")]

@@ -1,6 +1,8 @@
 """One start: import, build the model, compile or load it for each batch size, say what came out and when.
 
-usage: workload.py OUT.json [--mode default|max-autotune] [--layers N] [--batches 1,2] [--save F | --load F]
+usage: workload.py OUT-RANK.json [--mode default|max-autotune] [--layers N] [--batches 1,2] [--save F | --load F]
+
+Below torchrun each process works on the GPU of its local rank, and writes the file of its rank.
 
 Times are seconds since the process began. What it knows of caches is what torch does by itself.
 """
@@ -25,7 +27,12 @@ parser.add_argument("--device", default="cuda")
 parser.add_argument("--small", action="store_true", help="a tiny model, to try the suite without a GPU")
 parser.add_argument("--save", help="write torch's own cache artifacts to this file at the end")
 parser.add_argument("--load", help="read them from this file before anything is compiled")
+parser.add_argument("--alone", action="store_true", help="this rank sees its own GPU only")
 args = parser.parse_args()
+
+rank, local, world = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+if args.alone:
+    os.environ["CUDA_VISIBLE_DEVICES"], local = str(local), 0
 
 import model as models  # noqa: E402
 import torch  # noqa: E402
@@ -36,7 +43,10 @@ torch.manual_seed(0)
 config = models.Config(layers=args.layers, **(models.SMALL if args.small else {}))
 torch.set_default_dtype(torch.bfloat16 if cuda else torch.float32)
 if cuda:
-    torch.cuda.set_device(args.device if ":" in args.device else 0)
+    torch.cuda.set_device(local)
+if world > 1:
+    torch.distributed.init_process_group("nccl" if cuda else "gloo")
+args.device = f"cuda:{local}" if cuda else args.device
 with torch.device(args.device):
     decoder = models.Decoder(config).eval()
     for parameter in decoder.parameters():
@@ -74,6 +84,11 @@ if cuda:
     begin = time.perf_counter()
     digest.update(models.kernels(args.device).cpu().numpy().tobytes())
     seconds["kernels"] = time.perf_counter() - begin
+if world > 1:  # every rank got the same
+    total = wide.double().sum().to(args.device)
+    theirs = total.clone()
+    torch.distributed.all_reduce(theirs)
+    digest.update(repr(bool(torch.isclose(theirs, total * world))).encode())
 seconds["total"] = time.perf_counter() - BEGAN
 size = 0
 if args.save:
@@ -84,9 +99,11 @@ if args.save:
         size = file.write(artifacts[0])
     seconds["save"] = time.perf_counter() - begin
 
-with open(args.out, "w", encoding="utf-8") as file:
+with open(args.out.replace("RANK", str(rank)), "w", encoding="utf-8") as file:
     json.dump(
         {
+            "pid": os.getpid(),
+            "rank": rank,
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
             "first_output": first,
             "outputs": digest.hexdigest()[:16],
