@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachehome.commands import output
 from cachehome.errors import CacheHomeError
@@ -13,12 +13,18 @@ from cachehome.settings import Settings
 from cachehome.store import probe
 from cachehome.store.probe import FAIL, OK, WARN, Finding
 
+if TYPE_CHECKING:
+    from cachehome.store.backend import Backend
+    from cachehome.store.drills import Outcome
+    from cachehome.store.stress import Report
+
 DESCRIPTION = """Look at this environment, and at a store: the one named, else the one that is set.
 
-With --stress, work on the store for a while as many hosts do, in a scratch directory of its own with grace periods of
-seconds: publishers of which one in ten is killed, readers, a collector. It proves on this very mount that commits are
-exclusive, that no publication is lost, that readers never go back or see a hole. A second host takes part with
---join, started while the first one runs.
+With --stress, prove on this very mount, in a scratch directory of the store, that commits are exclusive, that no
+publication is lost, that readers never go back or see a hole. First by drills: short schedules of two or three parties
+with rivals, lost answers and kills at chosen calls; each says which promise it is about. Then by load, for so many
+seconds (0: none): many publishers of which one in ten is killed, readers, a collector, grace periods of seconds. A
+second host takes part in the load with --join, started while the first one runs.
 
 Exit code: 0 all is well, 1 something is not."""
 SETTINGS = ("store", "shared", "store_owners", "max_storage_bytes")
@@ -28,7 +34,9 @@ _LIBRARIES = ("zstandard", "orjson")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("place", nargs="?", default="", metavar="STORE", help="a directory or a URL")
-    parser.add_argument("--stress", type=float, default=0.0, metavar="SECONDS", help="for so long")
+    parser.add_argument(
+        "--stress", type=float, default=None, metavar="SECONDS", help="drills, and load for so long"
+    )
     parser.add_argument("--join", action="store_true", help="take part in what another host has begun")
     parser.add_argument(
         "--writers", type=int, default=12, metavar="N", help="publishers at a time (%(default)s)"
@@ -40,27 +48,40 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    findings: list[Finding] = [] if args.stress else _here(settings)
+    stresses = args.stress is not None
+    findings: list[Finding] = [] if stresses else _here(settings)
     place = args.place or (settings.store[-1] if settings.store else "")
-    report = None
+    drilled: list[Outcome] = []
+    report: Report | None = None
     if place:
         place = place if "://" in place else os.path.abspath(place)
         found, backend = _store(place, settings)
         findings += found
-        if args.stress and backend is not None:
-            report = _stress(args, backend)
-    elif args.stress:
+        if stresses and backend is not None:
+            drilled, report = _stress(args, backend)
+    elif stresses:
         findings.append(Finding("store", FAIL, "no store is set: name one, or set CACHEHOME_STORE"))
-    sound = all(finding.state != FAIL for finding in findings) and (
-        not args.stress or (report is not None and report["sound"])
-    )
+    sound = all(finding.state != FAIL for finding in findings) and all(outcome.sound for outcome in drilled)
+    if stresses:
+        sound = sound and bool(drilled or report) and (report is None or report.sound)
     if args.json:
         rows = [finding._asdict() for finding in findings]
-        output.as_json({"sound": sound, "store": place or None, "findings": rows, "stress": report})
+        output.as_json(
+            {
+                "sound": sound,
+                "store": place or None,
+                "findings": rows,
+                "drills": [outcome.to_json() for outcome in drilled],
+                "stress": report.to_json() if report else None,
+            }
+        )
     else:
         output.lines(*(f"{state:4}  {name:12} {message}" for name, state, message in findings))
+        output.lines(*map(_drill_text, drilled))
         if report is not None:
             output.lines(*_text(report))
+        if stresses:
+            output.lines("sound" if sound else "NOT SOUND: do not publish to this store")
     return 0 if sound else 1
 
 
@@ -97,17 +118,29 @@ def _store(place: str, settings: Settings) -> tuple[list[Finding], Any]:
     return found, backend if {"writable", "exclusive"} <= good else None
 
 
-def _stress(args: argparse.Namespace, backend: Any) -> dict[str, Any]:
+def _stress(args: argparse.Namespace, backend: Backend) -> tuple[list[Outcome], Report | None]:
+    from cachehome.store import drills
     from cachehome.store.stress import Load, Stress
 
     load = Load(args.stress, args.writers, args.readers, grace=args.grace)
+    drilled = []
+    if not args.join:
+        output.talk(f"cachehome: {len(drills.DRILLS)} drills")
+        drilled = list(drills.run(backend))
+    if not load.seconds:
+        return drilled, None
     output.talk(
         f"cachehome: {load.writers} writers, {load.readers} readers, a collector, for {load.seconds:.0f} s"
     )
-    return Stress(backend, load).run(join=args.join).to_json()
+    return drilled, Stress(backend, load).run(join=args.join)
 
 
-def _text(report: dict[str, Any]) -> list[str]:
+def _drill_text(outcome: Outcome) -> str:
+    state = OK if outcome.sound else FAIL
+    return f"{state:4}  {outcome.promise}" + (f": BROKEN: {outcome.problem}" if outcome.problem else "")
+
+
+def _text(report: Report) -> list[str]:
     words = {
         "published": "publications",
         "unchanged": "publications that others had made",
@@ -123,9 +156,4 @@ def _text(report: dict[str, Any]) -> list[str]:
         "hole": "HOLES in what was read",
         "error": "ERRORS",
     }
-    lines = [f"{report[key]:8}  {word}" for key, word in words.items()]
-    return [
-        *lines,
-        *report["problems"],
-        "sound" if report["sound"] else "NOT SOUND: do not publish to this store",
-    ]
+    return [*(f"{getattr(report, key):8}  {word}" for key, word in words.items()), *report.problems]

@@ -1,8 +1,9 @@
-"""A program that proves on a user's own mount that the store's promises hold there.
+"""The load that a store is put under to prove on a user's own mount that its promises hold there.
 
-Many processes work on a store in a scratch directory with grace periods of seconds: publishers, one in ten of which is
-killed at a random moment, readers, and a collector. Every so often they go on to a new profile, so that idle ones go
-whole. They write down what was acknowledged, and compare it with what is there:
+What short schedules can show, drills.py shows first. Here many processes work on a store in a scratch directory with
+grace periods of seconds: publishers, one in ten of which is killed at a random moment, readers, and a collector. Every
+so often they go on to a new profile, so that idle ones go whole. They write down what was acknowledged, and compare it
+with what is there:
 
     lost         a publication was acknowledged, and a newer generation lacks it
     twice        two publishers were told that they created the same generation
@@ -16,7 +17,6 @@ A second host joins by the same directory: what one host acknowledged, its own r
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import random
@@ -32,14 +32,9 @@ from typing import Any
 from cachehome.errors import CommitConflict, IntegrityError, NotInStore, StoreError
 from cachehome.store import gc
 from cachehome.store.backend import Backend, Nested
-from cachehome.store.manifest import Entry, File, Manifest, Pack
-from cachehome.store.merge import Addition
-from cachehome.store.pack import END, Layout, check_frame, compressor, decompressor, member, padding
-from cachehome.store.reader import LAYOUT
+from cachehome.store.lab import BUILD, SCRATCH, addition, check, clear
 from cachehome.store.store import Store
 
-SCRATCH = "cachehome-stress"
-BUILD = hashlib.sha256(b"cachehome-stress").hexdigest()
 KINDS = ("lost", "twice", "backwards", "hole", "error")
 _TURN = 6.0  # seconds that a profile is written to
 _HANGS = 60.0  # seconds after the end in which every process must have ended
@@ -92,50 +87,6 @@ class Report:
         return asdict(self) | {"sound": self.sound}
 
 
-def small_pack(files: dict[str, bytes]) -> tuple[Pack, bytes, dict[str, int]]:
-    """(pack, its bytes, where each file lies) of a few small files in one frame."""
-    raw = bytearray()
-    offsets = {}
-    for path, data in sorted(files.items()):
-        raw += member(path, len(data), 0o600)
-        offsets[path] = len(raw)
-        raw += data + padding(len(data))
-    raw += END
-    stored = compressor("zstd:1")(bytes(raw))
-    digest = hashlib.sha256(stored).hexdigest()
-    return Pack(digest, len(stored), False, 0, ((len(stored), len(raw), digest),)), stored, offsets
-
-
-def addition(files: dict[str, bytes], origin: str = "stress") -> tuple[Addition, bytes]:
-    """An addition of one entry a file, in one pack, and the pack's bytes."""
-    pack, stored, offsets = small_pack({f"stress/{name}": data for name, data in files.items()})
-    entries = {}
-    for name, data in files.items():
-        file = File("", len(data), 0o600, hashlib.sha256(data).hexdigest(), 0, offsets[f"stress/{name}"])
-        entries["stress", name] = Entry("stress", name, 0, False, (file,))
-    return Addition(entries, (pack,), ({"directories": {"stress": origin}},)), stored
-
-
-def check(store: Store, manifest: Manifest) -> None:
-    """Read every byte that *manifest* names. Raises `IntegrityError`, `NotInStore`."""
-    decode = decompressor()
-    raw: dict[int, bytes] = {}
-    for number, pack in enumerate(manifest.packs):
-        stored = store.backend.get(f"{manifest.build}/{pack.name}")
-        at = Layout(pack).stored
-        parts = []
-        for frame, (_, size, _) in enumerate(pack.frames):
-            part = stored[at[frame] : at[frame + 1]]
-            check_frame(part, pack, frame)
-            parts.append(decode(part, size))
-        raw[number] = b"".join(parts)
-    for entry in manifest.entries.values():
-        for file in entry.files:
-            data = raw[file.pack][file.offset : file.offset + file.size]
-            if hashlib.sha256(data).hexdigest() != file.sha256:
-                raise IntegrityError(f"{entry.name} is not what the manifest says", reason="file_damaged")
-
-
 class Stress:
     """One host's part. *new_store*: what each process opens the scratch directory with."""
 
@@ -162,7 +113,7 @@ class Stress:
                 "nobody has begun a stress test there: start one without --join first", name=SCRATCH
             )
         if not join:
-            self._clear()
+            clear(self.scratch)
         me = f"members/{self.me}"
         self.scratch.put(me, b"")
         if not join:
@@ -178,23 +129,9 @@ class Stress:
             with contextlib.suppress(StoreError):
                 self.scratch.delete(me)
                 if not self.scratch.list("members"):
-                    self._clear()
+                    clear(self.scratch)
         report.seconds = round(time.monotonic() - begin, 1)
         return report
-
-    def _clear(self) -> None:
-        def clear(prefix: str) -> None:
-            for name in self.scratch.list(prefix):
-                below = f"{prefix}/{name}".lstrip("/")
-                clear(below)
-                self.scratch.delete(below)
-
-        for name in self.scratch.temporaries(""):
-            self.scratch.delete(name)
-        clear("")
-        for name in self.scratch.temporaries(""):
-            self.scratch.delete(name)
-        self.scratch.delete("")
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
@@ -362,6 +299,3 @@ class Stress:
             if len(nonces) > 1:
                 report.twice += 1
                 report.problems.append(f"twice: {profile}: {len(nonces)} publishers made generation {number}")
-
-
-__all__ = ["LAYOUT", "Load", "Report", "Stress", "addition", "check", "small_pack"]

@@ -1,11 +1,10 @@
-"""The store with one step of its protocol removed. `python broken.py STEP DIRECTORY SECONDS` stresses such a store.
+"""The store with one step of its protocol removed. `python broken.py STEP ARGUMENTS` is `cachehome doctor` for it.
 
-A step that no schedule here and no stress catches would not be needed, or the test of it would not be one.
+A step that neither a drill nor the load catches would not be needed, or the test of it would not be one.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import Any
@@ -227,15 +226,13 @@ STEPS = {
 }
 
 
-def main(step: str, directory: str, seconds: str) -> None:
-    from cachehome.store.stress import Load, Stress
+def main(step: str, *words: str) -> int:
+    from cachehome import cli
 
     if step != "none":
         STEPS[step](setattr)
-    load = Load(seconds=float(seconds), grace=2.0, writers=8, readers=3)
-    prune = lambda *args: gc.apply(args[0], gc.plan(*args))  # noqa: E731
-    print(json.dumps(Stress(PosixBackend(directory), load, prune=prune).run().to_json()))
+    return cli.main(["doctor", *words])
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

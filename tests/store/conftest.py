@@ -9,8 +9,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from faults import MemoryBackend
-from lab import Lab
+from memory import MemoryBackend
+
+from cachehome.store.lab import Lab
 
 
 @pytest.fixture

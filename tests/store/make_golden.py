@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from cachehome.store.lab import small_pack
 from cachehome.store.manifest import Entry, File, Manifest, encode
-from cachehome.store.stress import small_pack
 
 HERE = Path(__file__).parent / "golden"
 FILES = {

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Fault, Faulty
-from lab import BUILD, Lab
 
 from cachehome.identity import Identity
 from cachehome.settings import Settings
 from cachehome.store import gc
+from cachehome.store.lab import BUILD, Lab, addition, check
 from cachehome.store.posix import PosixBackend
+from cachehome.store.scripted import Fault, Scripted
 from cachehome.store.store import Store
-from cachehome.store.stress import check
 from cachehome.sync.publish import publish
 from cachehome.sync.record import Record
 from cachehome.sync.restore import restore
@@ -36,12 +35,12 @@ class Node:
         self.root.mkdir(mode=0o700)
         self.settings = Settings(store=(str(self.root),), publish_budget_seconds=5.0, keep_generations=1)
         self.faults: list[Fault] = []
-        self.backend: Faulty | None = None
+        self.backend: Scripted | None = None
         monkeypatch.setattr(Store, "open", self.open)
 
     def open(self, url: str, settings: Settings | None = None) -> Store:
-        self.backend = Faulty(PosixBackend(url), *self.faults)
-        return Store(self.backend)  # type: ignore[arg-type]
+        self.backend = Scripted(PosixBackend(url), *self.faults)
+        return Store(self.backend)
 
     def sound(self) -> Store:
         return Store(PosixBackend(str(self.root)))
@@ -210,7 +209,6 @@ def test_a_pack_that_goes_under_a_restore(node: Node) -> None:
         pack.unlink()
         (node.directory / "live" / "ab" / "a.py").write_text("a = 1\n")
         store = node.sound()
-        from cachehome.store.stress import addition
 
         new, stored = addition({"x": b"x"})
         store.backend.put(f"{ID.build_key}/{new.packs[0].name}", stored)
@@ -322,9 +320,9 @@ def test_sixteen_readers_beside_a_collector(tmp_path: Path) -> None:
     assert len(lab.numbers()) == 100
     script = f"""
 import sys, time
+from cachehome.store.lab import check
 from cachehome.store.posix import PosixBackend
 from cachehome.store.store import Store
-from cachehome.store.stress import check
 store = Store(PosixBackend({str(root)!r}))
 print("up", flush=True)
 end, done = time.monotonic() + 4, 0

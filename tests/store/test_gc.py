@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 
 import pytest
-from faults import Fault, Faulty, MemoryBackend
-from lab import BUILD, Lab
+from memory import MemoryBackend
 
-from cachehome.errors import NotInStore, StoreUnavailable
+from cachehome.errors import NotInStore, StoreUnavailable, Untrusted
 from cachehome.store import gc, marks
 from cachehome.store.compact import compact, survey
+from cachehome.store.lab import BUILD, Lab, check
+from cachehome.store.scripted import Fault, Scripted
 from cachehome.store.store import Store
-from cachehome.store.stress import addition, check
 
 DAY = 86_400.0
 RULES = gc.Rules(keep_generations=2, keep_seconds=100.0, keep_idle_seconds=1000.0)
@@ -22,13 +22,6 @@ ROOT = f"cachehome-v1/{BUILD}"
 def many(lab: Lab, count: int, profile: str = "p") -> None:
     for number in range(count):
         lab.publish(profile=profile, **{f"{profile}{number}": "x" * number})
-
-
-def whole(lab: Lab, profile: str = "p") -> None:
-    """The newest generation holds, byte for byte."""
-    found = lab.store.newest(BUILD, profile)
-    assert found is not None
-    check(lab.store, found.manifest)
 
 
 def test_young_generations_stay_whatever_their_number(lab: Lab) -> None:
@@ -44,32 +37,7 @@ def test_the_newest_stay_whatever_their_age(lab: Lab, memory: MemoryBackend) -> 
     assert lab.numbers() == [1, 2, 3, 4, 5]  # a plan is only a plan
     gc.apply(lab.store, plan)
     assert lab.numbers() == [4, 5]
-    whole(lab)
-
-
-def test_a_reader_under_way_is_safe(lab: Lab, memory: MemoryBackend) -> None:
-    lab.publish(a="1")
-    lost = lab.pack("p", "a")
-    reading = lab.store.newest(BUILD, "p")
-    assert reading is not None
-    memory.now += 50
-    for name in ("b", "c", "d"):
-        lab.publish(lost=(lost,), **{name: name})
-    for _ in range(3):
-        memory.now += 10
-        gc.apply(lab.store, gc.plan(lab.store, BUILD, RULES))
-        check(lab.store, reading.manifest)
-
-
-def test_generations_go_in_ascending_order(lab: Lab, memory: MemoryBackend) -> None:
-    many(lab, 6)
-    memory.now += 200
-    backend = Faulty(memory)
-    store = Store(backend)  # type: ignore[arg-type]
-    gc.apply(store, gc.plan(store, BUILD, RULES))
-    deleted = [name for verb, name in backend.calls if verb == "delete" and "generations" in name]
-    assert deleted == sorted(deleted)
-    assert len(deleted) == 4
+    lab.whole()
 
 
 def test_a_young_stray_below_keeps_what_is_above_it(lab: Lab, memory: MemoryBackend) -> None:
@@ -88,41 +56,7 @@ def test_generations_that_can_not_be_read_do_not_count(lab: Lab, memory: MemoryB
     memory.now += 200
     gc.prune(lab.store, BUILD, RULES)
     assert lab.numbers() == [2, 3, 4, 5]
-    whole(lab)
-
-
-def test_packs_go_two_graces_after_their_last_generation(lab: Lab, memory: MemoryBackend) -> None:
-    lab.publish(a="1")
-    lost = lab.pack("p", "a")
-    lab.publish(b="2", lost=(lost,))  # generation 2 no longer names it
-    lab.publish(c="3")
-    memory.now += 200
-    gc.prune(lab.store, BUILD, RULES)
-    assert lab.numbers() == [2, 3]
-    assert lost in lab.store.packs(BUILD)
-    assert memory.list(f"{ROOT}/condemned") == [lost]
-    memory.now += 50
-    gc.prune(lab.store, BUILD, RULES)
-    assert lost in lab.store.packs(BUILD)
-    memory.now += 60
-    done = gc.prune(lab.store, BUILD, RULES)
-    assert lost not in lab.store.packs(BUILD)
-    assert [item.name for item in done.packs] == [f"{BUILD}/packs/{lost}.tar.zst"]
-    assert memory.list(f"{ROOT}/condemned") == []
-    whole(lab)
-
-
-def test_an_old_mark_does_not_count(lab: Lab, memory: MemoryBackend) -> None:
-    lab.publish(a="1")
-    pack = lab.pack("p", "a")
-    memory.put(f"{ROOT}/condemned/{pack}", b"")  # set by a collector that did not see the commit
-    memory.now += 200
-    lab.publish(b="2", lost=(pack,))
-    lab.publish(c="3")
-    memory.now += 200
-    gc.prune(lab.store, BUILD, RULES)
-    gc.prune(lab.store, BUILD, RULES)
-    assert pack in lab.store.packs(BUILD)  # its grace begins when its last generation goes
+    lab.whole()
 
 
 def test_a_mark_on_a_named_pack_is_taken_off(lab: Lab, memory: MemoryBackend) -> None:
@@ -131,25 +65,7 @@ def test_a_mark_on_a_named_pack_is_taken_off(lab: Lab, memory: MemoryBackend) ->
     memory.now += 200
     gc.prune(lab.store, BUILD, RULES)
     assert memory.list(f"{ROOT}/condemned") == []
-    whole(lab)
-
-
-def test_a_pack_that_is_named_between_plan_and_deletion_stays(lab: Lab, memory: MemoryBackend) -> None:
-    lab.publish(a="1")
-    lost = lab.pack("p", "a")
-    lab.publish(b="2", lost=(lost,))
-    lab.publish(c="3")
-    for _ in range(2):
-        memory.now += 200
-        plan = gc.plan(lab.store, BUILD, RULES)
-        if plan.packs:
-            # a publisher that has been at it for too long, and took the mark off: only its manifest tells
-            marks_there = memory.names[f"{ROOT}/condemned/{lost}"]
-            lab.store.commit(BUILD, "p", addition({"a": b"1"})[0], deadline=time.monotonic() + 5)
-            memory.names[f"{ROOT}/condemned/{lost}"] = marks_there
-        gc.apply(lab.store, plan)
-    assert lost in lab.store.packs(BUILD)
-    whole(lab)
+    lab.whole()
 
 
 def test_another_profile_or_a_pin_keeps_a_pack(lab: Lab, memory: MemoryBackend) -> None:
@@ -195,7 +111,7 @@ def test_a_profile_in_use_stays(lab: Lab, memory: MemoryBackend) -> None:
         lab.store.backend.put(f"{BUILD}/profiles/p/used", b"")
         gc.prune(lab.store, BUILD, RULES)
     assert lab.numbers() == [1]
-    whole(lab)
+    lab.whole()
 
 
 def test_a_profile_that_is_used_again_after_the_plan_stays(lab: Lab, memory: MemoryBackend) -> None:
@@ -206,12 +122,12 @@ def test_a_profile_that_is_used_again_after_the_plan_stays(lab: Lab, memory: Mem
     lab.store.touch(BUILD, "p")
     gc.apply(lab.store, plan)
     assert lab.numbers() == [1, 2]
-    whole(lab)
+    lab.whole()
 
 
 def test_uses_are_noted_once_a_day(lab: Lab, memory: MemoryBackend) -> None:
-    backend = Faulty(memory)
-    store = Store(backend)  # type: ignore[arg-type]
+    backend = Scripted(memory)
+    store = Store(backend)
     for _ in range(100):
         memory.now += DAY / 100
         store.touch(BUILD, "p")
@@ -219,7 +135,7 @@ def test_uses_are_noted_once_a_day(lab: Lab, memory: MemoryBackend) -> None:
 
 
 def test_a_reader_that_may_not_write_goes_on(lab: Lab, memory: MemoryBackend) -> None:
-    store = Store(Faulty(memory, Fault("before", 0, "put")))  # type: ignore[arg-type]
+    store = Store(Scripted(memory, Fault("before", 0, "put")))
     store.touch(BUILD, "p")
 
 
@@ -250,18 +166,11 @@ def test_manifests_that_we_may_not_read_stop_the_collection_of_packs(lab: Lab, m
     many(lab, 3)
     memory.now += 200
 
-    class Private(Faulty):
-        def __getattr__(self, verb: str) -> object:
-            def get(name: str, *args: int) -> bytes:
-                from cachehome.errors import Untrusted
+    def refuse(_: bytes) -> bytes:
+        raise Untrusted("cannot read", reason="unreadable")
 
-                if name.endswith("00000003"):
-                    raise Untrusted("cannot read", reason="unreadable")
-                return self.backend.get(name, *args)
-
-            return get if verb == "get" else super().__getattr__(verb)
-
-    plan = gc.plan(Store(Private(memory)), BUILD, RULES)  # type: ignore[arg-type]
+    private = Scripted(memory, Fault("answer", 0, "get", refuse, part="00000003", times=1000))
+    plan = gc.plan(Store(private), BUILD, RULES)
     assert plan.condemn == ()
 
 
@@ -272,7 +181,7 @@ def test_two_collectors_at_once(lab: Lab, memory: MemoryBackend) -> None:
     for plan in plans:
         gc.apply(lab.store, plan)
     assert lab.numbers() == [5, 6]
-    whole(lab)
+    lab.whole()
 
 
 def test_on_the_way_once_a_day(lab: Lab, memory: MemoryBackend) -> None:
@@ -290,15 +199,15 @@ def test_a_failing_prune_does_not_fail_a_publication(lab: Lab, memory: MemoryBac
     gc.on_the_way(lab.store, BUILD, RULES)
     memory.now += 2 * DAY
     for at in range(40):
-        gc.on_the_way(Store(Faulty(memory, Fault("before", at))), BUILD, RULES)  # type: ignore[arg-type]
-    whole(lab)
+        gc.on_the_way(Store(Scripted(memory, Fault("before", at))), BUILD, RULES)
+    lab.whole()
 
 
 # -- compaction -------------------------------------------------------------------------------------------------
 
 
 def run(lab: Lab, **options: object) -> object:
-    return compact(lab.store, BUILD, deadline=time.monotonic() + 30, **options)  # type: ignore[arg-type]
+    return compact(lab.store, BUILD, deadline=time.monotonic() + 30, **options)
 
 
 def test_many_packs_become_one_an_origin(lab: Lab, memory: MemoryBackend) -> None:
@@ -308,7 +217,7 @@ def test_many_packs_become_one_an_origin(lab: Lab, memory: MemoryBackend) -> Non
     assert run(lab) is not None
     for profile, names in before.items():
         assert lab.names(profile) == names
-        whole(lab, profile)
+        lab.whole(profile)
         found = lab.store.newest(BUILD, profile)
         assert found is not None
         assert len(found.manifest.packs) == 1
@@ -325,7 +234,7 @@ def test_generations_before_a_compacted_one_stay_for_their_age_only(lab: Lab, me
         gc.prune(lab.store, BUILD, RULES)
     assert lab.numbers() == [6]
     assert len(lab.store.packs(BUILD)) == 1
-    whole(lab)
+    lab.whole()
 
 
 def test_a_bound_drops_what_was_used_longest_ago_and_it_does_not_come_back(
@@ -348,8 +257,8 @@ def test_a_bound_drops_what_was_used_longest_ago_and_it_does_not_come_back(
     assert "e1" not in left  # introduced first
     dropped = {f"e{n}" for n in range(8)} - left
     assert {name for _, name, _ in done.dropped} == dropped  # type: ignore[attr-defined]
-    whole(lab)
-    whole(lab, "busy")
+    lab.whole()
+    lab.whole("busy")
     for name in dropped:  # a live directory that still holds them
         _generation, ours = lab.publish(**{name: noise[name]})
         assert not ours
@@ -361,10 +270,10 @@ def test_a_bound_drops_what_was_used_longest_ago_and_it_does_not_come_back(
 
 def test_what_comes_while_packs_are_written_is_kept(lab: Lab, memory: MemoryBackend) -> None:
     many(lab, 4)
-    store = Store(Faulty(memory, Fault("call", 0, "put_new", lambda: lab.publish(late="1"))))  # type: ignore[arg-type]
+    store = Store(Scripted(memory, Fault("call", 0, "put_new", lambda: lab.publish(late="1"))))
     compact(store, BUILD, deadline=time.monotonic() + 30)
     assert "late" in lab.names()
-    whole(lab)
+    lab.whole()
 
 
 def test_a_line_with_a_lost_pack_is_not_compacted(lab: Lab, memory: MemoryBackend) -> None:
@@ -406,20 +315,20 @@ def test_every_call_of_a_prune_may_fail() -> None:
             gc.prune(lab.store, BUILD, RULES)
             memory.now += 950
             memory.put(f"{ROOT}/profiles/p/used", b"")
-            backend = Faulty(memory, Fault(how, at))
+            backend = Scripted(memory, Fault(how, at))
             try:
-                gc.prune(Store(backend), BUILD, RULES)  # type: ignore[arg-type]
+                gc.prune(Store(backend), BUILD, RULES)
             except (StoreUnavailable, NotInStore):
                 pass
             if backend.count() <= at:
                 break
             cases += 1
-            whole(lab)
+            lab.whole()
             for _ in range(2):
                 memory.now += 200
                 gc.prune(lab.store, BUILD, RULES)
             assert lab.store.profiles(BUILD) == ["p"], at
             assert lost not in lab.store.packs(BUILD)
-            whole(lab)
+            lab.whole()
             at += 1
     assert cases > 80, cases

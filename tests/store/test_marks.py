@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import MemoryBackend
-from lab import BUILD, Lab
+from memory import MemoryBackend
 
 from cachehome import cli
 from cachehome.errors import ConfigError, IntegrityError, NotInStore
 from cachehome.store import marks
+from cachehome.store.lab import BUILD, Lab
 from cachehome.store.manifest import Entry, File, Pack
 from cachehome.store.merge import digest
 from cachehome.store.posix import PosixBackend

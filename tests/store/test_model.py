@@ -6,18 +6,18 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from faults import Fault, Faulty, MemoryBackend
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from lab import BUILD, Lab
+from memory import MemoryBackend
 
 from cachehome.errors import StoreError
 from cachehome.store import gc, marks
 from cachehome.store.compact import compact
+from cachehome.store.lab import BUILD, Lab, check
 from cachehome.store.manifest import Manifest
+from cachehome.store.scripted import Fault, Scripted
 from cachehome.store.store import Store
-from cachehome.store.stress import check
 
 RULES = gc.Rules(keep_generations=2, keep_seconds=100.0, keep_idle_seconds=10_000.0, writer_seconds=50.0)
 FOREVER = 1e12
@@ -77,17 +77,17 @@ class Model(RuleBasedStateMachine):
     @rule(at=places)
     def prune_and_fail(self, at: int) -> None:
         with contextlib.suppress(StoreError):
-            gc.prune(Store(Faulty(self.memory, Fault("before", at))), BUILD, RULES)  # type: ignore[arg-type]
+            gc.prune(Store(Scripted(self.memory, Fault("before", at))), BUILD, RULES)
 
     @rule(profile=profiles, added=files, at=places)
     def prune_beside_a_publisher(self, profile: str, added: dict[str, str], at: int) -> None:
         fault = Fault("call", at, "", lambda: self._publish(profile, added))
-        gc.prune(Store(Faulty(self.memory, fault)), BUILD, RULES)  # type: ignore[arg-type]
+        gc.prune(Store(Scripted(self.memory, fault)), BUILD, RULES)
 
     @rule(profile=profiles, added=files, at=places)
     def compact_beside_a_publisher(self, profile: str, added: dict[str, str], at: int) -> None:
         fault = Fault("call", at, "", lambda: self._publish(profile, added))
-        compact(Store(Faulty(self.memory, fault)), BUILD, deadline=FOREVER)  # type: ignore[arg-type]
+        compact(Store(Scripted(self.memory, fault)), BUILD, deadline=FOREVER)
         # It leaves behind what is denied, unless that has come since.
         for name, values in self.held.items():
             now = self._newest(name)
@@ -216,7 +216,7 @@ class Model(RuleBasedStateMachine):
 
     def _publish(self, profile: str, added: dict[str, str], *faults: Fault) -> None:
         before = dict(self.held[profile])
-        store = Store(Faulty(self.memory, *faults))  # type: ignore[arg-type]
+        store = Store(Scripted(self.memory, *faults))
         self.lab.publish(store, profile, seconds=FOREVER, **added)
         self._may_hold(profile, before, added)
         now = self.held[profile]
