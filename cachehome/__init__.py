@@ -50,7 +50,12 @@ APPLIED = "CACHEHOME_APPLIED"
 
 # (variable, subdirectory) of the families that the hook sets: the default rows of families.BUILTIN. A copy,
 # because that import would cost a fifth of the hook; a test compares the two.
-ROWS = (("TORCHINDUCTOR_CACHE_DIR", "torchinductor"), ("TRITON_CACHE_DIR", "torchinductor/triton"))
+ROWS = (
+    ("TORCHINDUCTOR_CACHE_DIR", "torchinductor"),
+    ("TRITON_CACHE_DIR", "torchinductor/triton"),
+    ("VLLM_CACHE_ROOT", "vllm"),
+    ("SGLANG_CACHE_DIR", "sglang"),
+)
 # What makes an environment unusual.
 UNUSUAL = ("CACHEHOME_SLOT", "CACHEHOME_FAMILIES", "TRITON_HOME")
 

@@ -126,7 +126,9 @@ def _overwritten(run: Run, details: Mapping[str, Any]) -> list[str]:
     told = []
     for family in families.BUILTIN:
         filled, used = directories.get(family.name), run.environ.get(family.variable)
-        if filled and used and used.rstrip("/") != str(filled).rstrip("/"):
+        # An engine's root is carried whole, with what it moves there.
+        carried = any(f"{used}/".startswith(f"{str(root).rstrip('/')}/") for root in directories.values())
+        if filled and used and not carried:
             told.append(
                 f"{family.variable} was {used} at the end, but {filled} was filled: the engine, or a line in the job,"
                 " overwrote it; export it before the start, so that both use it, or take that line out"

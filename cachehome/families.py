@@ -15,7 +15,7 @@ A row says where the cache lies and which of its files belong together:
 Patterns are regular expressions for a full match of a path relative to the family's directory, with ``/``
 between its parts. The kinds:
 
-``tree``     a directory; all of it is one entry
+``tree``     a directory; all of it is one entry, and one with more files replaces it
 ``file``     each file is an entry
 ``stem``     files with the same first group are one entry
 ``growing``  a file that its compiler rewrites with more in it; the last one wins
@@ -74,29 +74,51 @@ _NEVER = (
     r".*\.(?:lock|tmp)",
 )
 
+_INDUCTOR = (
+    # The last part is 51 letters of the base-32 sha256 of the file's bytes; a key may hold several.
+    ("file", r"fxgraph/[a-z0-9]{2}/[^/]+/[a-z2-7]{51,52}"),
+    ("file", r"aotautograd/[^/]+/[a-z2-7]{51,52}"),
+    # Source and library of one C++ or CUTLASS kernel: k.cpp k.so, k.main.cpp k.main.so, k.h, k.cu k.o
+    ("stem", r"([a-z0-9]{2}/[^/.]+)(?:\.[^/.]+)*\.(?:cpp|cc|cu|h|hpp|o|so|dll|dylib|pyd)"),
+    ("file", r"[a-z0-9]{2}/[^/]+\.(?:py|best_config|kernel_perf)"),
+    ("growing", r"cache/[^/]+"),
+)
+_TRITON = (("tree", r"(?:[0-9]+/)?[A-Z2-7]{52}"),)
+_INDUCTOR_NEVER = (
+    r"(?:.*/)?[^/]*_CxxBuild(?:/.*)?",  # the working directory of a compiler that was killed
+    r"(?:.*/)?gcc(?:/.*)?",  # a whole conda compiler
+    r"(?:.*/)?memoizer_cache\.[^/]*",
+    r"(?:.*/)?dynamo/code_state_[^/]*",  # profile-guided state: it would steer another job's compilation
+    r"(?:.*/)?unhashed_kernel_inputs(?:/.*)?",
+)
+_IR = (".ttir", ".ttgir", ".glir", ".llir", ".ptx", ".amdgcn", ".source")
+
+
+def _below(prefix: str, rules: "Iterable[tuple[str, str]]") -> "tuple[tuple[str, str], ...]":
+    """*rules* for a cache that lies below *prefix*, a pattern without groups."""
+    return tuple(
+        (kind, f"({prefix}{rule[1:]}" if rule[0] == "(" and rule[1] != "?" else prefix + rule)
+        for kind, rule in rules
+    )
+
+
+# Engines that move the caches of Inductor and Triton below a directory of their own when they compile:
+# torch_compile_cache/<hash>/rank_0_0/{inductor_cache,triton_cache}, torch_aot_compile/<hash>/inductor_cache, and
+# with SGLang one level more. What else their roots hold, downloads and other caches, stays where it is.
+_ENGINE = r"torch_compile_cache/(?:[^/]+/){2,3}"
+_ENGINE_RULES = (
+    *_below(_ENGINE + "inductor_cache/", _INDUCTOR),
+    *_below(_ENGINE + "(?:triton_cache|inductor_cache/triton)/", _TRITON),
+)
+_ENGINE_NEVER = (r"(?!torch_compile_cache(?:/|$)).+", *_NEVER, *_INDUCTOR_NEVER)
+
 BUILTIN = (
     Family(
         "inductor",
         "TORCHINDUCTOR_CACHE_DIR",
         "torchinductor",
-        entries=(
-            # The last part is 51 letters of the base-32 sha256 of the file's bytes; a key may hold several.
-            ("file", r"fxgraph/[a-z0-9]{2}/[^/]+/[a-z2-7]{51,52}"),
-            ("file", r"aotautograd/[^/]+/[a-z2-7]{51,52}"),
-            # Source and library of one C++ or CUTLASS kernel: k.cpp k.so, k.main.cpp k.main.so, k.h, k.cu k.o
-            ("stem", r"([a-z0-9]{2}/[^/.]+)(?:\.[^/.]+)*\.(?:cpp|cc|cu|h|hpp|o|so|dll|dylib|pyd)"),
-            ("file", r"[a-z0-9]{2}/[^/]+\.(?:py|best_config|kernel_perf)"),
-            ("growing", r"cache/[^/]+"),
-        ),
-        never=(
-            *_NEVER,
-            r"triton(?:/.*)?",  # the family below
-            r"(?:.*/)?[^/]*_CxxBuild(?:/.*)?",  # the working directory of a compiler that was killed
-            r"gcc(?:/.*)?",  # a whole conda compiler
-            r"memoizer_cache\.[^/]*",
-            r"dynamo/code_state_[^/]*",  # profile-guided state: it would steer another job's compilation
-            r"unhashed_kernel_inputs(?:/.*)?",
-        ),
+        entries=_INDUCTOR,
+        never=(*_NEVER, r"triton(?:/.*)?", *_INDUCTOR_NEVER),  # triton: the family below
     ),
     Family(
         "triton",
@@ -104,10 +126,32 @@ BUILTIN = (
         "torchinductor/triton",
         unless=("TRITON_HOME",),
         # Inductor puts a directory of the device's index between, where the variable is unset.
-        entries=(("tree", r"(?:[0-9]+/)?[A-Z2-7]{52}"),),
+        entries=_TRITON,
         never=_NEVER,
-        ir=(".ttir", ".ttgir", ".glir", ".llir", ".ptx", ".amdgcn", ".source"),
+        ir=_IR,
     ),
+    Family(
+        "vllm",
+        "VLLM_CACHE_ROOT",
+        "vllm",
+        entries=(
+            *_ENGINE_RULES,
+            # vLLM's own: a part of a model, with an index that names its graphs. An index without one of them would
+            # fail the engine's start, so they are one entry.
+            ("tree", r"torch_compile_cache/[^/]+/rank_[0-9]+_[0-9]+/(?!(?:inductor|triton)_cache$)[^/]+"),
+            # Written anew, under the same name, when the model's source has changed.
+            ("growing", r"torch_compile_cache/torch_aot_compile/[^/]+/rank_[0-9]+_[0-9]+/model"),
+        ),
+        never=(
+            *_ENGINE_NEVER,
+            r"(?:.*/)?cache_key_factors\.json",  # the environment of whoever compiled; written anew if it is gone
+            # Kernels of a graph that was saved unpacked: the graph brings them.
+            r"torch_compile_cache/[^/]+/rank_[0-9]+_[0-9]+/(?!(?:inductor|triton)_cache/)[^/]+/(?:.*/)?triton(?:_cache)?(?:/.*)?",
+        ),
+        ir=_IR,
+    ),
+    # Its index names graphs that are entries of their own; without it they are looked up, and found.
+    Family("sglang", "SGLANG_CACHE_DIR", "sglang", entries=_ENGINE_RULES, never=_ENGINE_NEVER, ir=_IR),
 )
 
 

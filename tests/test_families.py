@@ -11,7 +11,7 @@ import pytest
 
 from cachehome import families, place
 
-INDUCTOR, TRITON = families.BUILTIN
+INDUCTOR, TRITON, VLLM, SGLANG = families.BUILTIN
 KEY = "fabcdefghijklmnopqrstuvwxyz234567abcdefghijklmnopqrs"
 SHA = KEY[:51]
 GROUP = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567ABCDEFGHIJKLMNOPQRST"
@@ -97,6 +97,50 @@ def test_what_a_launch_reads_is_no_ir() -> None:
     )
 
 
+RANK = "torch_compile_cache/0123456789/rank_0_0"
+AOT = f"torch_compile_cache/torch_aot_compile/{'0' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("engine", "below"), [(VLLM, RANK), (VLLM, AOT), (SGLANG, RANK), (SGLANG, f"{RANK}/backbone")]
+)
+def test_engines_hold_caches_of_both(engine: families.Family, below: str) -> None:
+    for path, expected in (
+        (f"inductor_cache/fxgraph/ab/{KEY}/{SHA}", "file"),
+        (f"inductor_cache/aotautograd/{KEY}/{SHA}", "file"),
+        (f"inductor_cache/ab/{KEY}.main.so", "stem"),
+        (f"inductor_cache/ab/{KEY}.py", "file"),
+        ("inductor_cache/cache/0123", "growing"),
+        (f"triton_cache/{GROUP}", "tree"),
+        (f"inductor_cache/triton/0/{GROUP}", "tree"),
+        (f"inductor_cache/locks/{KEY}.lock", None),
+        (f"inductor_cache/ab/{KEY}_CxxBuild/x.cpp", None),
+        ("inductor_cache/dynamo/code_state_job_0.pkl", None),
+        (f"triton_cache/tmp.pid_1_ab/{GROUP}", None),
+    ):
+        assert kind(engine, f"{below}/{path}") == expected, path
+
+
+def test_vllm_takes_its_own_graphs_whole() -> None:
+    assert kind(VLLM, f"{RANK}/backbone") == "tree"
+    assert kind(VLLM, f"{RANK}/inductor_cache") is None
+    assert kind(VLLM, f"{RANK}/triton_cache") is None
+    assert kind(VLLM, f"{AOT}/rank_0_0/model") == "growing"
+    assert kind(VLLM, f"{AOT}/rank_0_0/model.17.tmp") is None
+    never = "|".join(f"(?:{pattern})" for pattern in VLLM.never)
+    assert re.fullmatch(never, f"{RANK}/backbone/cache_key_factors.json")
+    assert re.fullmatch(never, f"{RANK}/backbone/artifact_1/triton/0/{GROUP}")
+    assert not re.fullmatch(never, f"{RANK}/backbone/vllm_compile_cache.py")
+    assert not re.fullmatch(never, f"{RANK}/inductor_cache/triton/0/{GROUP}")
+
+
+@pytest.mark.parametrize(
+    "path", ["assets/x.jpg", "deep_gemm/cache/kernel.a/kernel.cubin", "modelinfos/x.json", "nv"]
+)
+def test_what_else_an_engine_keeps_is_not_entered(path: str) -> None:
+    assert any(re.fullmatch(pattern, path.partition("/")[0]) for pattern in VLLM.never)
+
+
 def test_a_row_lies_below_its_parent() -> None:
     assert TRITON.subdirectory.startswith(INDUCTOR.subdirectory + "/")
 
@@ -147,8 +191,16 @@ def test_plugins_add_rows(plugin: Callable[[str, str], None]) -> None:
     three = row("three", "THREE", "three").replace("\nROW =", "\nTHREE =")
     plugin("b", f"{row('two', 'TWO', 'two')}{three}ROW = ROW, THREE")
     plugin("a", row())
-    assert list(families.catalogue()) == ["inductor", "triton"]
-    assert list(families.catalogue(plugins=True)) == ["inductor", "triton", "mine", "two", "three"]
+    assert list(families.catalogue()) == ["inductor", "triton", "vllm", "sglang"]
+    assert list(families.catalogue(plugins=True)) == [
+        "inductor",
+        "triton",
+        "vllm",
+        "sglang",
+        "mine",
+        "two",
+        "three",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +224,13 @@ def test_a_bad_plugin_costs_nobody_the_others(plugin: Callable[[str, str], None]
     plugin("good", row("good", "GOOD", "good"))
     problems: list[str] = []
     try:
-        assert list(families.catalogue(plugins=True, problems=problems)) == ["inductor", "triton", "good"]
+        assert list(families.catalogue(plugins=True, problems=problems)) == [
+            "inductor",
+            "triton",
+            "vllm",
+            "sglang",
+            "good",
+        ]
     finally:
         sys.modules.pop("plugin_bad", None)
         sys.modules.pop("plugin_good", None)

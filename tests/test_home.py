@@ -17,6 +17,11 @@ INDUCTOR, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 TAG = place.host_tag({})
 
 
+def both(values: dict[str, str]) -> dict[str, str]:
+    """What *values* say of the two families that lie in each other; engines' roots stand alone."""
+    return {name: value for name, value in values.items() if name in (INDUCTOR, TRITON)}
+
+
 @pytest.fixture
 def user(tmp_path: Path) -> dict[str, str]:
     """The environment of a user with a home."""
@@ -45,8 +50,11 @@ def test_the_default_root(user: dict[str, str], tmp_path: Path) -> None:
     assert answer.values == {
         INDUCTOR: f"{answer.live}/torchinductor",
         TRITON: f"{answer.live}/torchinductor/triton",
+        "VLLM_CACHE_ROOT": f"{answer.live}/vllm",
+        "SGLANG_CACHE_DIR": f"{answer.live}/sglang",
     }
-    assert answer.directories == {"inductor": answer.values[INDUCTOR], "triton": answer.values[TRITON]}
+    assert list(answer.directories.values()) == list(answer.values.values())
+    assert list(answer.directories) == ["inductor", "triton", "vllm", "sglang"]
     assert os.listdir(tmp_path) == []
 
 
@@ -206,28 +214,30 @@ def test_a_network_home_goes_to_local_disk(
 
 def test_an_exported_value_wins(user: dict[str, str]) -> None:
     answer = home.resolve(user | {INDUCTOR: "/x/it", TRITON: "/y"})
-    assert answer.values == {}
+    assert both(answer.values) == {}
     assert answer.kept == {INDUCTOR: "/x/it", TRITON: "/y"}
-    assert answer.directories == {"inductor": "/x/it", "triton": "/y"}
-    assert answer.record == ""
+    assert (answer.directories["inductor"], answer.directories["triton"]) == ("/x/it", "/y")
+    assert not any(f";{name}=" in answer.record for name in (INDUCTOR, TRITON))
+    alone = home.resolve(user | {row.variable: "/x" for row in families.BUILTIN})
+    assert (alone.values, alone.record) == ({}, "")
 
 
 def test_exporting_inductors_alone_moves_tritons_too(user: dict[str, str]) -> None:
     answer = home.resolve(user | {INDUCTOR: "/x/it"})
-    assert answer.values == {TRITON: "/x/it/triton"}
+    assert both(answer.values) == {TRITON: "/x/it/triton"}
     # Also where there is no home.
     assert home.resolve({"HOME": "/dev/null/x", INDUCTOR: "/x/it"}).values == {TRITON: "/x/it/triton"}
 
 
 def test_exporting_tritons_alone_leaves_inductors_to_us(user: dict[str, str]) -> None:
     answer = home.resolve(user | {TRITON: "/y"})
-    assert list(answer.values) == [INDUCTOR]
+    assert list(both(answer.values)) == [INDUCTOR]
     assert answer.kept == {TRITON: "/y"}
 
 
 @pytest.mark.parametrize("blank", ["", " "])
 def test_blank_values_are_unset(user: dict[str, str], blank: str) -> None:
-    assert set(home.resolve(user | {INDUCTOR: blank, TRITON: blank}).values) == {INDUCTOR, TRITON}
+    assert set(both(home.resolve(user | {INDUCTOR: blank, TRITON: blank}).values)) == {INDUCTOR, TRITON}
     # With nothing to set they go: Inductor would take the working directory, and Triton would fail.
     environ = {"HOME": "/dev/null/x", INDUCTOR: blank, TRITON: blank}
     assert activated(environ) == {"HOME": "/dev/null/x"}
@@ -261,7 +271,7 @@ def test_a_relative_value_in_a_working_directory_that_is_gone(
 
 def test_triton_home_leaves_triton_alone(user: dict[str, str]) -> None:
     answer = home.resolve(user | {"TRITON_HOME": "/t"})
-    assert list(answer.values) == [INDUCTOR]
+    assert list(both(answer.values)) == [INDUCTOR]
     assert "triton" not in answer.directories
     assert ("triton", "TRITON_HOME is set") in answer.skipped
     assert TRITON in home.resolve(user | {"TRITON_HOME": " "}).values
@@ -306,7 +316,7 @@ def test_torchs_per_device_directory_below_the_users(user: dict[str, str]) -> No
     # torch wrote the second into the environment of the parent.
     answer = home.resolve(user | {INDUCTOR: "/x", TRITON: "/x/triton/0"})
     assert answer.kept == {INDUCTOR: "/x"}
-    assert answer.values == {TRITON: "/x/triton"}
+    assert both(answer.values) == {TRITON: "/x/triton"}
 
 
 def test_families_may_be_chosen(user: dict[str, str]) -> None:
@@ -324,7 +334,7 @@ def test_families_may_be_chosen(user: dict[str, str]) -> None:
 def test_idempotent(user: dict[str, str]) -> None:
     child = activated(user)
     assert activated(child) == child | {home.APPLIED: home.resolve(child).record}
-    assert {name: child[name] for name in (INDUCTOR, TRITON)} == home.resolve(child).values
+    assert {name: child[name] for name in (INDUCTOR, TRITON)} == both(home.resolve(child).values)
 
 
 def test_a_child_keeps_the_directories_of_its_parent(user: dict[str, str], tmp_path: Path) -> None:
@@ -369,7 +379,7 @@ def test_a_value_that_a_child_exports_itself_wins(user: dict[str, str]) -> None:
     child = activated(user) | {INDUCTOR: "/x"}
     answer = home.resolve(child)
     assert answer.kept == {INDUCTOR: "/x"}
-    assert answer.values == {TRITON: "/x/triton"}
+    assert both(answer.values) == {TRITON: "/x/triton"}
 
 
 def test_torchs_per_device_directory_below_ours_is_ours(user: dict[str, str]) -> None:
@@ -390,7 +400,7 @@ def test_a_record_survives_odd_names(user: dict[str, str], tmp_path: Path) -> No
     child = activated(user | {"CACHEHOME": str(root)})
     assert home.applied(child)["root"] == str(root)
     assert home.resolve(child).kept == {}
-    assert home.resolve(child).values == {name: child[name] for name in (INDUCTOR, TRITON)}
+    assert both(home.resolve(child).values) == {name: child[name] for name in (INDUCTOR, TRITON)}
 
 
 # --- slots ---

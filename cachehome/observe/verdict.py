@@ -177,13 +177,14 @@ def _of_restore(record: Mapping[str, Any]) -> Iterable[Cause]:
 def _of_places(activity: Activity, record: Mapping[str, Any]) -> Iterable[Cause]:
     restored = (record.get("details") or {}).get("directories") or {}
     for family, places in activity.directories.items():
-        target = restored.get(family)
-        if len(places) > 1:
+        # An engine that moves a family below its own root moves it to where it is carried, too.
+        lost = [place for place in places if not any(_within(place, root) for root in restored.values())]
+        if len(places) > 1 and lost:
             yield Cause(
                 "replaced", f"the {family} directory was replaced while it ran: {' -> '.join(places)}"
             )
-        if target and places and not any(_within(place, target) for place in places):
-            yield Cause("elsewhere", f"restored to {target}, but {family} used {places[-1]}")
+        if family in restored and lost and len(lost) == len(places):
+            yield Cause("elsewhere", f"restored to {restored[family]}, but {family} used {places[-1]}")
 
 
 def _within(place: str, directory: str) -> bool:

@@ -19,16 +19,10 @@ from collections.abc import Collection, Mapping, Sequence
 from cachehome.sync import portable
 from cachehome.sync.scan import LocalEntry
 
-_KEYED = ("fxgraph/", "aotautograd/")
 _FIELD = (
     b"\x8c\x0bguards_expr"  # a short string of 11 bytes, which the pickler may note (\x94, or q and a number)
 )
 _NONE = (b"\x94N", b"N")
-
-
-def key_of(name: str) -> str:
-    """The key that an entry lies under, "" for an entry of another kind."""
-    return os.path.dirname(name) if name.startswith(_KEYED) else ""
 
 
 def redundant(
@@ -37,7 +31,7 @@ def redundant(
     """Those entries of *wanted* that add nothing to the keys that are *there*, or to each other."""
     by_key: dict[str, list[str]] = {}
     for name in wanted:
-        key = key_of(name)
+        key = portable.graph_key(name)
         if key:
             by_key.setdefault(key, []).append(name)
     found: set[str] = set()

@@ -211,7 +211,6 @@ class _Packer:
         self.sources = sources
         self.compression = compression
         self.replaced = replaced
-        self.locks = [os.path.join(source.live.directory, "locks") for source in sources]
 
     def __call__(
         self, task: list[list[_Chunk]]
@@ -317,11 +316,10 @@ class _Packer:
             return False
         import fcntl
 
-        stem = os.path.basename(chunk.entry)
+        cache, stem = os.path.dirname(os.path.dirname(chunk.entry)), os.path.basename(chunk.entry)
+        lock = os.path.join(self.sources[chunk.source].live.directory, cache, "locks", f"{stem}.lock")
         try:
-            descriptor = os.open(
-                os.path.join(self.locks[chunk.source], f"{stem}.lock"), os.O_RDWR | os.O_CLOEXEC
-            )
+            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return False
         try:

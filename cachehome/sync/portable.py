@@ -4,7 +4,7 @@
     __grp__*.json            {"child_paths": {name: path}},       paths: names in the store, absolute here
                              every child beside it
     *.so *.o *.cubin *.hsaco an ELF file with all its sections    -
-    fxgraph/* aotautograd/*  named by the sha256 of its bytes     -
+    fxgraph/*/*/* aotautograd/*/*   named by the sha256 of its bytes   -
     *.py                     Python that parses                   -
     *.best_config *.json     a JSON object                        -
     everything               not empty                            -
@@ -17,15 +17,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import struct
 from collections.abc import Collection
 from typing import Any
 
 GROUP = "__grp__"
-_CONTENT_NAMED = ("fxgraph/", "aotautograd/")
+_CONTENT_NAMED = re.compile(
+    r"((?:.*/)?(?:fxgraph/[^/]+|aotautograd)/[^/]+)/[^/]+"
+)  # also below an engine's root
 _LIBRARIES = (".so", ".o", ".cubin", ".hsaco")
 _NOBITS = 8
 _OBJECTS = (".best_config", ".json")
+
+
+def graph_key(path: str) -> str:
+    """What the graph in *path* lies under, with others of the same key; "" for a file of another kind."""
+    found = _CONTENT_NAMED.fullmatch(path)
+    return found.group(1) if found else ""
 
 
 def is_group(path: str) -> bool:
@@ -55,7 +64,15 @@ def children(group: bytes) -> list[str]:
 
 def local(group: bytes, directory: str, present: Collection[str]) -> bytes:
     """A stored group as it must read in *directory*, with those of its children that are *present* there."""
-    return _group({name: os.path.join(directory, name) for name in children(group) if name in present})
+    here = json.dumps(f"{directory}/")[:-1]
+    paths = ", ".join([f'"{rest}: {here}{rest}' for name, rest in _quoted(group) if name in present])
+    return f'{{"child_paths": {{{paths}}}}}'.encode()
+
+
+@lru_cache(maxsize=64)
+def _quoted(group: bytes) -> tuple[tuple[str, str], ...]:
+    """(name, the same in JSON but for the opening quote) of each child. Kernels of one function have equal groups."""
+    return tuple((name, json.dumps(name)[1:]) for name in children(group))
 
 
 def points_here(group: bytes, directory: str) -> bool:
@@ -65,8 +82,6 @@ def points_here(group: bytes, directory: str) -> bool:
 
 
 def _group(paths: dict[str, str]) -> bytes:
-    import json
-
     return json.dumps({"child_paths": paths}).encode()
 
 
@@ -76,7 +91,7 @@ def check(path: str, data: bytes) -> str:
         return "empty"
     if path.endswith(_LIBRARIES):
         return _elf(data)
-    if path.startswith(_CONTENT_NAMED):
+    if graph_key(path):
         return _content_name(os.path.basename(path), data)
     if path.endswith(".py"):
         return _python(data)

@@ -254,10 +254,13 @@ class _Publish(Work):
         for number, source in enumerate(self.sources):
             ir = source.family.ir
             changed_table = False
-            for name, entry in source.local.items():
+            for name in source.local:
                 there = base.entries.get((source.family.name, name)) if base else None
                 if base and there and self.denials.denies(there, base):
                     there = None  # other bytes are welcome
+                if there and _more(source.local[name], there, ir):
+                    source.local[name] = source.local[name]._replace(growing=True)
+                entry = source.local[name]
                 if there is None or any(file.pack in gone for file in there.files):
                     if self._nameable(entry):
                         wanted[number].append(name)
@@ -287,7 +290,7 @@ class _Publish(Work):
         """By family, the keys under which *base* holds a graph that readers get."""
         keys: dict[str, set[str]] = {source.family.name: set() for source in self.sources}
         for (family, name), entry in (base.entries if base else {}).items():
-            key = copies.key_of(name) if family in keys else ""
+            key = portable.graph_key(name) if family in keys else ""
             if (
                 key
                 and base
@@ -377,6 +380,12 @@ class _Publish(Work):
             with contextlib.suppress(OSError):
                 source.live.make()
                 source.live.write_table(source.table | fresh)
+
+
+def _more(entry: LocalEntry, there: Entry, ir: tuple[str, ...]) -> bool:
+    """Whether a local entry has all files of *there*, and others: it was published before it was finished."""
+    ours = {file.suffix for file in entry.files if not (ir and file.suffix.endswith(ir))}
+    return ours > {file.suffix for file in there.files if not (ir and file.suffix.endswith(ir))}
 
 
 def _same(source: Source, entry: LocalEntry, there: Entry, ir: tuple[str, ...]) -> tuple[bool, bool]:
