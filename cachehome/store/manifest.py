@@ -21,6 +21,8 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from operator import add, gt
 from typing import Any, NamedTuple
 
 from cachehome.errors import IntegrityError, missing_extra
@@ -338,51 +340,59 @@ def _entries(payload: dict[str, Any], raw: list[int]) -> Iterator[Entry]:
         raise ValueError("files of entries")
     if min(columns["family"], default=0) < 0 or (total and min(map(min, (sizes, offsets, packs))) < 0):
         raise ValueError("a number below zero")
-    position = 0
+    # By column, not by file: there may be a hundred thousand of them.
+    if max(packs, default=0) >= len(raw) or any(
+        map(gt, map(add, offsets, sizes), map(raw.__getitem__, packs))
+    ):
+        raise ValueError("a file lies outside its pack")
+    members = list(
+        map(
+            partial(tuple.__new__, File),  # a third of the time of File._make
+            zip(
+                suffixes,
+                sizes,
+                [mode & 0o777 for mode in modes],
+                [hashes[at : at + 64] for at in range(0, 64 * total, 64)],
+                packs,
+                offsets,
+                strict=True,
+            ),
+        )
+    )
     claims = [_Claims() for _ in families]
-    plain: set[str] = set()  # suffixes that begin with a slash are checked once: names differ, suffixes recur
-    for row, name in enumerate(names):
-        count = counts[row]
-        own = suffixes[position : position + count]
+    trees: dict[
+        tuple[str, ...], int
+    ] = {}  # suffixes that passed, as kernels share them: length of the longest
+    begin = 0
+    for name, count, family, generation, slim in zip(
+        names, counts, columns["family"], since, columns["slim"], strict=True
+    ):
+        end = begin + count
+        own = tuple(suffixes[begin:end])
         check_path(name)
-        if len(set(own)) != count:
-            raise ValueError(f"two files of {name} have one name")
         if own[0][:1] == "/":
-            for suffix in own:
-                if suffix not in plain or len(name) + len(suffix) > _SHORT:
-                    check_path(name + suffix)
-                    if suffix[0] != "/":
-                        raise ValueError(f"{name} is half a directory")
-                    plain.add(suffix)
-            if any("/" in suffix[1:] for suffix in own):
-                _Claims(suffix[1:] for suffix in own).check()
-            claims[columns["family"][row]].add(name)
+            if len(name) + trees.get(own, _SHORT) > _SHORT:
+                _check_tree(name, own)
+                trees[own] = max(map(len, own))
+            claims[family].add(name)
         else:
             for suffix in own:
                 if "/" in suffix:
                     raise ValueError(f"the suffix {suffix[:80]!r}")
                 check_path(name + suffix)
-                claims[columns["family"][row]].add(name + suffix)
-        members = []
-        for number in range(position, position + count):
-            size, pack, offset = sizes[number], packs[number], offsets[number]
-            if offset + size > raw[pack]:
-                raise ValueError(f"the place of {name}{suffixes[number]}")
-            members.append(
-                File(
-                    suffixes[number],
-                    size,
-                    modes[number] & 0o777,
-                    hashes[64 * number : 64 * number + 64],
-                    pack,
-                    offset,
-                )
-            )
-        position += count
-        family = families[columns["family"][row]]
-        yield Entry(family, name, since[row], bool(columns["slim"][row]), tuple(members))
+                claims[family].add(name + suffix)
+        yield Entry(families[family], name, generation, bool(slim), tuple(members[begin:end]))
+        begin = end
     for claim in claims:
         claim.check()
+
+
+def _check_tree(name: str, suffixes: tuple[str, ...]) -> None:
+    for suffix in suffixes:
+        check_path(name + suffix)
+        if suffix[0] != "/":
+            raise ValueError(f"{name} is half a directory")
+    _Claims(suffix[1:] for suffix in suffixes).check()
 
 
 class _Claims:

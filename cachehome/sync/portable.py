@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import re
 import struct
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Any
 
 GROUP = "__grp__"

@@ -336,7 +336,7 @@ class _Restore(Work):
                 skipped["already_there"] += 1
                 introduced_by.add(entry.since)
                 warm[family] += 1
-            elif not rules[family].fit(name, [file.suffix for file in entry.files]):
+            elif not rules[family].fit(name, tuple([file.suffix for file in entry.files])):
                 skipped["unfit"] += 1
             else:
                 found.wanted.append(entry)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from cachehome.families import Family
@@ -57,6 +57,7 @@ class Rules:
         self.stems = [re.compile(pattern) for kind, pattern in family.entries if kind == "stem"]
         self.never = re.compile("|".join(f"(?:{pattern})" for pattern in family.never) or r"(?!)")
         self._below: dict[str, bool] = {}
+        self._fitting: set[tuple[str, ...]] = set()
 
     def carried(self, path: str, tree: str | None) -> bool:
         """Whether a file may be carried, given the *tree* that holds it. Kernels have names that recur: what was said
@@ -81,10 +82,14 @@ class Rules:
             return path, True
         return "", False
 
-    def fit(self, name: str, suffixes: Iterable[str]) -> bool:
+    def fit(self, name: str, suffixes: tuple[str, ...]) -> bool:
         """Whether a scan would find files with these *suffixes* as the entry *name*. A manifest may say anything."""
         if self.tree and self.tree.fullmatch(name) and not self._within(name):
-            return all(self._found_below(name, suffix) for suffix in suffixes)
+            if suffixes not in self._fitting:
+                if not all(self._found_below(name, suffix) for suffix in suffixes):
+                    return False
+                self._fitting.add(suffixes)
+            return True
         for suffix in suffixes:
             path = name + suffix
             tree, parents = "", path
@@ -121,9 +126,9 @@ def scan(family: Family, directory: str) -> dict[str, LocalEntry]:
     rules = Rules(family)
     files: dict[str, list[LocalFile]] = {}
     growing: set[str] = set()
-    for path, tree, found in _walk(directory, "", rules, None):
-        entry, grows = (tree, False) if tree is not None else rules.entry_of(path)
-        if not entry:
+    for path, found in _walk(directory, "", rules, files):
+        entry, grows = rules.entry_of(path)
+        if not entry or rules.never.fullmatch(path):
             continue
         if grows:
             growing.add(entry)
@@ -131,6 +136,7 @@ def scan(family: Family, directory: str) -> dict[str, LocalEntry]:
     return {
         name: LocalEntry(family.name, name, name in growing, tuple(sorted(members)))
         for name, members in files.items()
+        if members
     }
 
 
@@ -139,28 +145,42 @@ def _local(suffix: str, found: os.stat_result) -> LocalFile:
 
 
 def _walk(
-    directory: str, prefix: str, rules: Rules, tree: str | None
-) -> Iterator[tuple[str, str | None, os.stat_result]]:
-    """(path, the tree that holds it or None, its status) of each regular file below."""
-    try:
-        with os.scandir(directory) as listing:
-            entries = list(listing)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for entry in entries:
-        name = entry.name
-        if name[0] == ".":
-            continue
-        path = prefix + name
+    directory: str, prefix: str, rules: Rules, trees: dict[str, list[LocalFile]]
+) -> Iterator[tuple[str, os.stat_result]]:
+    """(path, its status) of each regular file below that no tree holds; those of trees go into *trees*."""
+    for entry in _listing(directory):
+        path = prefix + entry.name
         try:
             if entry.is_dir(follow_symlinks=False):
                 if rules.never.fullmatch(path):
                     continue
-                within = tree
-                if within is None and rules.tree and rules.tree.fullmatch(path):
-                    within = path
-                yield from _walk(entry.path, path + "/", rules, within)
-            elif entry.is_file(follow_symlinks=False) and rules.carried(path, tree):
-                yield path, tree, entry.stat(follow_symlinks=False)
+                if rules.tree and rules.tree.fullmatch(path):
+                    _below(entry.path, path, "/", rules, trees.setdefault(path, []))
+                else:
+                    yield from _walk(entry.path, path + "/", rules, trees)
+            elif entry.is_file(follow_symlinks=False):
+                yield path, entry.stat(follow_symlinks=False)
         except FileNotFoundError:
             continue
+
+
+def _below(directory: str, tree: str, prefix: str, rules: Rules, members: list[LocalFile]) -> None:
+    """Add the files of a *tree* to its *members*: most files of a cache are found here."""
+    for entry in _listing(directory):
+        suffix = prefix + entry.name
+        try:
+            if entry.is_file(follow_symlinks=False):
+                if rules.carried(tree + suffix, tree):
+                    members.append(_local(suffix, entry.stat(follow_symlinks=False)))
+            elif entry.is_dir(follow_symlinks=False) and not rules.never.fullmatch(tree + suffix):
+                _below(entry.path, tree, suffix + "/", rules, members)
+        except FileNotFoundError:
+            continue
+
+
+def _listing(directory: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as listing:
+            return [entry for entry in listing if entry.name[0] != "."]
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,9 +22,11 @@ from cachehome.sync.live import Live
 from cachehome.sync.scan import LocalEntry
 
 _READ = 4 << 20  # stored bytes that a worker reads at once
-_TASK = (
-    8 << 20
-)  # raw bytes of a task: enough that opening a pack does not count, few enough to share out evenly
+# The cost of a task, in raw bytes and what creating a file is worth in them: enough that opening a pack does not count,
+# little enough to share the work out evenly.
+_TASK = 8 << 20
+_LEAST = 1 << 20
+_FILE = 24 << 10
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # offset and size in the pack's raw stream, sha256, number of the target, path below its directory, mode
@@ -84,12 +85,12 @@ class Plan:
             for entry in target.wanted:
                 name = entry.name
                 for suffix, size, mode, sha256, pack, offset in entry.files:
+                    if pack in self.left_alone:
+                        continue
                     # Files are this user's alone: what is read from here is run.
                     only_mine = 0o700 if mode & 0o111 else 0o600
                     places[pack].append((offset, size, sha256, number, name + suffix, only_mine))
-        self.places = [
-            [] if number in self.left_alone else sorted(found) for number, found in enumerate(places)
-        ]
+        self.places = list(map(sorted, places))
 
     @property
     def size(self) -> int:
@@ -102,12 +103,14 @@ class Plan:
 
     def tasks(self) -> list[Task]:
         """The work in even shares."""
+        cost = sum(place[1] + _FILE for found in self.places for place in found)
+        goal = max(_LEAST, min(_TASK, cost // (4 * parallel.cores())))
         return [
             Task(pack, layout, share)
             for pack, found in zip(self.manifest.packs, self.places, strict=True)
             if found
             for layout in [Layout(pack)]
-            for share in _shares(layout, found)
+            for share in _shares(layout, found, goal)
         ]
 
     def run(self, backend: Backend, deadline: float) -> int:
@@ -127,20 +130,17 @@ class Plan:
         return fetched
 
 
-def _shares(layout: Layout, places: list[Place]) -> Iterator[list[Place]]:
-    """Cut the files of a pack where a frame begins and no file goes on, about every `_TASK` raw bytes."""
-    begin = 0
-    goal = places[0][0] + _TASK
-    for start in layout.starts:
-        if start < goal:
-            continue
-        cut = bisect_left(places, (start,))
-        if cut == len(places):
-            break
-        if cut > begin and places[cut - 1][0] + places[cut - 1][1] <= start:
-            yield places[begin:cut]
-            begin = cut
-            goal = places[cut][0] + _TASK
+def _shares(layout: Layout, places: list[Place], goal: int) -> Iterator[list[Place]]:
+    """Cut the files of a pack where the cost reaches *goal*, or earlier where a frame begins: a frame with a cut is
+    decoded twice."""
+    begin = cost = end = 0
+    for number, place in enumerate(places):
+        if cost >= goal or (2 * cost >= goal and place[0] >= end):
+            yield places[begin:number]
+            begin, cost = number, 0
+        if not cost:
+            end = layout.starts[layout.frame_at(place[0]) + 1]
+        cost += place[1] + _FILE
     yield places[begin:]
 
 
@@ -186,37 +186,42 @@ class _Stager:
                 begin = end = 0
         return frames.read, rows
 
-    def _write(self, place: Place, parts: Any) -> tuple[int, int, int]:
-        _, _, _, number, path, mode = place
+    def _write(self, place: Place, parts: Iterable[bytes | memoryview]) -> tuple[int, int, int]:
+        number, path, mode = place[3:]
         if portable.is_group(path):
-            parts = [memoryview(self._group(place, b"".join(parts)))]
+            parts = [self._group(number, path, b"".join(parts))]
         at = self.descriptors[number]
         try:
             descriptor = os.open(path, _FLAGS, mode, dir_fd=at)
         except FileNotFoundError:
-            staging = self.plan.targets[number].staging
-            os.makedirs(os.path.join(staging, os.path.dirname(path)), mode=0o700, exist_ok=True)
+            self._make_parents(number, path.rpartition("/")[0])
             descriptor = os.open(path, _FLAGS, mode, dir_fd=at)
         try:
             for part in parts:
                 written = os.write(descriptor, part)
                 while written < len(part):
-                    written += os.write(descriptor, part[written:])
+                    written += os.write(descriptor, memoryview(part)[written:])
             found = os.fstat(descriptor)
         finally:
             os.close(descriptor)
         return found.st_size, found.st_mtime_ns, found.st_ino
 
-    def _group(self, place: Place, data: bytes) -> bytes:
-        number, path = place[3:5]
-        directory = os.path.dirname(path)
+    def _make_parents(self, number: int, parents: str) -> None:
+        try:
+            os.mkdir(parents, 0o700, dir_fd=self.descriptors[number])
+        except FileExistsError:
+            pass  # another worker was faster
+        except FileNotFoundError:
+            os.makedirs(os.path.join(self.plan.targets[number].staging, parents), mode=0o700, exist_ok=True)
+
+    def _group(self, number: int, path: str, data: bytes) -> bytes:
+        directory = path.rpartition("/")[0]
         entry = self.trees[number].get(directory)
         if entry is None:
             raise IntegrityError(f"{path} is in no entry", name=path, reason="file_misplaced")
-        present = {suffix[1:] for suffix in self.plan.members(entry)}
-        here = os.path.join(self.plan.targets[number].live.directory, directory)
+        present = [suffix[1:] for suffix in self.plan.members(entry)]
         try:
-            return portable.local(data, here, present)
+            return portable.local(data, f"{self.plan.targets[number].live.directory}/{directory}", present)
         except ValueError as error:
             raise IntegrityError(f"{path}: {error}", name=path, reason="file_damaged") from None
 
