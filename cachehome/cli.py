@@ -1,8 +1,9 @@
 """The command line: `cachehome VERB`. Owns the table of verbs; each verb is a module of cachehome/commands.
 
 A verb's module has `arguments(parser)` and `run(args, settings) -> exit code`, and may name in `SETTINGS` the
-keys of the settings that are its options. Data on stdout, talk on stderr. Exit codes: 0 done, 1 failed, 2
-wrong usage, 3 nothing to do or nothing found. Only the module of the verb that was asked for is imported.
+keys of the settings that are its options. `GUARDED`: it works on a store, which may hang. Data on stdout, talk
+on stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 nothing to do or nothing found. Only the module of the
+verb that was asked for is imported.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from cachehome import settings as settings_module
@@ -49,7 +50,10 @@ VERBS: dict[str, tuple[str, str]] = {
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of descriptions."""
+    """Keeps the line breaks of descriptions. Made for every option, so without argparse's import of shutil."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_columns() - 2)
 
 
 def parser_of(verb: str) -> argparse.ArgumentParser:
@@ -80,8 +84,8 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; the exit code."""
+def main(arguments: Sequence[str] | None = None, *, guard: bool = False) -> int:
+    """Run one verb; the exit code. *guard*: in a process of its own, if it looks after a store, which may hang."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(overview(), file=sys.stdout if words else sys.stderr)
@@ -95,8 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"cachehome: no verb {verb!r}{_near(verb)}; `cachehome --help` lists them", file=sys.stderr)
         return USAGE
+    return _told(lambda: _run(verb, words[1:], guard=guard))
+
+
+def _told(act: Callable[[], int]) -> int:
+    """The exit code of *act*; an error is one line on stderr."""
     try:
-        return _run(verb, words[1:])
+        return act()
     except ConfigError as error:
         print(f"cachehome: {error}", file=sys.stderr)
         return USAGE
@@ -112,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(verb: str, words: list[str]) -> int:
+def _run(verb: str, words: list[str], *, guard: bool) -> int:
     args = parser_of(verb).parse_args(words)
     given = {
         key.removeprefix("setting_"): value
@@ -122,10 +131,23 @@ def _run(verb: str, words: list[str]) -> int:
     module = importlib.import_module(VERBS[verb][0])
     lenient = getattr(module, "LENIENT", False)
     settings = settings_module.Settings.load(command_line=given, lenient=lenient)
-    code = module.run(args, settings)
-    if sys.stdout is not None:  # a supervisor may start us with it closed
-        sys.stdout.flush()
-    return int(code)
+
+    def act() -> int:
+        code = module.run(args, settings)
+        if sys.stdout is not None:  # a supervisor may start us with it closed
+            sys.stdout.flush()
+        return int(code)
+
+    if not guard or not getattr(module, "GUARDED", False):
+        return act()
+    from cachehome.commands import guarded
+
+    if not guarded.possible():
+        return act()
+    place = getattr(args, "place", "") or (settings.store[-1] if settings.store else "the store")
+    seconds = settings.store_timeout_seconds
+    late = f"{place} gave no sign of life for {seconds:g} s: check the mount and its server"
+    return guarded.within(seconds, lambda: _told(act), late)
 
 
 def overview() -> str:
@@ -142,6 +164,17 @@ def overview() -> str:
     )
 
 
+def _columns() -> int:
+    try:
+        return int(os.environ.get("COLUMNS", "")) or 80
+    except ValueError:
+        pass
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
+    except (AttributeError, ValueError, OSError):
+        return 80
+
+
 def _near(verb: str) -> str:
     import difflib
 
@@ -151,4 +184,4 @@ def _near(verb: str) -> str:
 
 def console() -> NoReturn:
     """The entry point of the installed command."""
-    sys.exit(main())
+    sys.exit(main(guard=True))

@@ -282,7 +282,8 @@ TABLE: tuple[Setting, ...] = (
         _positive_seconds,
         120.0,
         _ABOVE_0,
-        "how long a restore may take before the job starts cold",
+        "how long a restore may take before the job starts cold; the verbs that look after a store: how long it may"
+        " give no sign of life",
     ),
     Setting(
         "max_storage_bytes",

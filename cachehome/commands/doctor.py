@@ -27,7 +27,8 @@ seconds (0: none): many publishers of which one in ten is killed, readers, a col
 second host takes part in the load with --join, started while the first one runs.
 
 Exit code: 0 all is well, 1 something is not."""
-SETTINGS = ("store", "shared", "store_owners", "max_storage_bytes")
+SETTINGS = ("store", "shared", "store_owners", "max_storage_bytes", "store_timeout_seconds")
+GUARDED = True
 LENIENT = True
 _LIBRARIES = ("zstandard", "orjson")
 

@@ -12,7 +12,8 @@ from cachehome.settings import Settings
 from cachehome.store.store import Store
 
 DESCRIPTION = "List builds, profiles and generations, with their sizes and ages."
-SETTINGS = ("store",)
+SETTINGS = ("store", "store_timeout_seconds")
+GUARDED = True
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from cachehome.errors import ConfigError, NotInStore
 from cachehome.store import marks
 from cachehome.store.store import Store
 
-SETTINGS = ("store", "shared", "store_owners", "signing_key", "trusted_keys")
+SETTINGS = ("store", "shared", "store_owners", "signing_key", "trusted_keys", "store_timeout_seconds")
 GENERATION = "[BUILD/[PROFILE/]]NUMBER"
 HELP = "hashes may be cut short; parts that are left out: the only one"
 

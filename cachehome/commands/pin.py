@@ -13,6 +13,7 @@ DESCRIPTION = """Keep everything that a generation needs, whatever retention doe
 
 `cachehome restore --generation NUMBER` finds it then, too. `cachehome unpin` undoes it."""
 SETTINGS = marking.SETTINGS
+GUARDED = True
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -32,7 +32,9 @@ SETTINGS = (
     "store_owners",
     "signing_key",
     "trusted_keys",
+    "store_timeout_seconds",
 )
+GUARDED = True
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ DESCRIPTION = """Deny the entries that came after a generation, for all profiles
 Restores leave them out and move local copies aside; publishers do not bring them back. Another copy of an entry,
 with other bytes, is welcome. `cachehome unquarantine` undoes it."""
 SETTINGS = marking.SETTINGS
+GUARDED = True
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

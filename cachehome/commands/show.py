@@ -11,7 +11,8 @@ from cachehome.settings import Settings
 from cachehome.store.manifest import Manifest
 
 DESCRIPTION = "Show a generation: who made it, its packs, and its entries by family."
-SETTINGS = ("store",)
+SETTINGS = ("store", "store_timeout_seconds")
+GUARDED = True
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

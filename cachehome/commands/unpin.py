@@ -13,6 +13,7 @@ DESCRIPTION = """Let a pinned generation go. Without a label, show the pins.
 
 Exit code: 0 done or listed, 3 nothing is pinned."""
 SETTINGS = marking.SETTINGS
+GUARDED = True
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

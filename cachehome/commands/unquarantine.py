@@ -14,6 +14,7 @@ DESCRIPTION = """Remove a list of denied entries: they are welcome again. Withou
 
 Exit code: 0 done or listed, 3 nothing is denied."""
 SETTINGS = marking.SETTINGS
+GUARDED = True
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

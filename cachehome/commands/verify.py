@@ -17,7 +17,8 @@ from cachehome.store.store import Store
 DESCRIPTION = """Check manifests, packs and files of every generation, and packs that nothing names.
 
 Exit code: 0 all is well, 1 something is damaged, 3 the store is empty."""
-SETTINGS = ("store",)
+SETTINGS = ("store", "store_timeout_seconds")
+GUARDED = True
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

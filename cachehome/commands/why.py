@@ -25,7 +25,8 @@ A and B are each one of
   this           this machine, now (`this machine` is understood, too)
 With A alone, B is this machine; a report alone is asked why its start was cold. With neither, A is the build of the
 store that is nearest to this machine. Exit code 0: told; 3: nothing differs, or nothing was cold."""
-SETTINGS = ("store", "profile", "build_key", "image", "sources", "identity")
+SETTINGS = ("store", "profile", "build_key", "image", "sources", "identity", "store_timeout_seconds")
+GUARDED = True
 _MARKS = {"code": "build", "probe": "build, not read", "profile": "profile", "note": "no key"}
 
 

@@ -115,13 +115,13 @@ class Stress:
         if not join:
             clear(self.scratch)
         me = f"members/{self.me}"
-        self.scratch.put(me, b"")
-        if not join:
-            self.scratch.put("begin", b"")
         begin = time.monotonic()
-        self.end = begin + self.load.seconds
         report = Report()
         try:
+            self.scratch.put(me, b"")
+            if not join:
+                self.scratch.put("begin", b"")
+            self.end = time.monotonic() + self.load.seconds
             with tempfile.TemporaryDirectory(prefix="cachehome-stress-") as self.directory:
                 self._processes()
                 self._collect(report)
@@ -141,15 +141,18 @@ class Stress:
             (self._reader, self.load.readers),
             (self._collector, self.load.collectors),
         ]
-        children = [self._start(role, number) for role, count in roles for number in range(count)]
-        while children:
-            children = [child for child in children if not os.waitpid(child, os.WNOHANG)[0]]
-            if children and time.monotonic() > self.end + _HANGS:
-                for child in children:
-                    os.kill(child, signal.SIGKILL)
-                self._note("error", text=f"{len(children)} processes did not end: the store hangs")
-                return
-            time.sleep(0.02)
+        children: list[int] = []
+        try:
+            children += [self._start(role, number) for role, count in roles for number in range(count)]
+            while children:
+                children = [child for child in children if not os.waitpid(child, os.WNOHANG)[0]]
+                if children and time.monotonic() > self.end + _HANGS:
+                    self._note("error", text=f"{len(children)} processes did not end: the store hangs")
+                    return
+                time.sleep(0.02)
+        finally:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
 
     def _start(self, role: Callable[[int], None], number: int) -> int:
         sys.stdout.flush()
