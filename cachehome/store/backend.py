@@ -6,6 +6,7 @@ tiers are classes around a backend.
 
 from __future__ import annotations
 
+import os
 from typing import Protocol, runtime_checkable
 
 
@@ -84,3 +85,8 @@ class Nested:
 
     def temporaries(self, prefix: str) -> set[str]:
         return {name[len(self.prefix) + 1 :] for name in self.backend.temporaries(self._name(prefix))}
+
+
+def jitter(low: float, high: float) -> float:
+    """Some number from *low* to *high*: what many do must not happen at once. Importing random would cost more."""
+    return low + (high - low) * int.from_bytes(os.urandom(4), "big") / (1 << 32)

@@ -14,13 +14,13 @@ A collector may be killed at any line, and several may run at once: every step i
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cachehome.errors import IntegrityError, NotInStore, StoreError, Untrusted
+from cachehome.store.backend import jitter
 from cachehome.store.manifest import Manifest
 from cachehome.store.merge import COMPACTED
 from cachehome.store.reader import generation_name
@@ -357,7 +357,7 @@ def on_the_way(store: Store, build: str, rules: Rules) -> Plan | None:
     try:
         try:
             # Not all at the same second: most of those that come later see the mark.
-            due = store.backend.age(mark) > DAY * random.uniform(1, 1.1)
+            due = store.backend.age(mark) > DAY * jitter(1, 1.1)
         except NotInStore:
             due = False
             store.backend.put_new(mark, b"")

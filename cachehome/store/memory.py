@@ -1,6 +1,9 @@
-"""What this node remembers of lines of generations: the highest number that it has seen.
+"""What this node remembers of lines of generations in a store: the highest number that it has seen.
 
-    <directory>/<line>      its number in decimal; the file's age tells when this node last used the line
+    <directory>/<line>-<store>  its number in decimal; the file's age tells when this node last used the line there
+    <directory>/<line>          the same, of whatever store, by older versions: believed until there is the other one
+
+Copies of a store have the same lines, and end where each was copied: <store> is a hash of its resolved place.
 
 Best effort: where it can't be kept, or was wiped, there is nothing to compare with, and the check is skipped.
 """
@@ -8,9 +11,9 @@ Best effort: where it can't be kept, or was wiped, there is nothing to compare w
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import time
-import uuid
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,24 +23,31 @@ _MOST = 4096  # lines; the ones that were not used for longest are forgotten
 
 
 class Memory:
-    """The numbers below one *directory* on local disk."""
+    """The numbers below one *directory* on local disk, of lines of the store at *place*."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, place: str) -> None:
         self.directory = directory
+        self._store = hashlib.sha256(place.encode(errors="surrogateescape")).hexdigest()[:16]
 
     @classmethod
-    def of(cls, settings: Settings | None = None) -> Memory | None:
+    def of(cls, place: str, settings: Settings | None = None) -> Memory | None:
         """This user's memory; None if there is no home to keep it in."""
         from cachehome import home
 
         if settings is not None and os.path.isabs(settings.enabled):
-            return cls(os.path.join(settings.enabled, "lines"))
+            return cls(os.path.join(settings.enabled, "lines"), place)
         directory = home.user_cache_dir()
-        return cls(os.path.join(directory, "cachehome", "lines")) if directory else None
+        return cls(os.path.join(directory, "cachehome", "lines"), place) if directory else None
 
     def path(self, line: str) -> str:
-        """The file of *line*."""
-        return os.path.join(self.directory, line if line.isalnum() and len(line) <= 64 else "_")
+        """The file that tells of *line*."""
+        path = self._path(line)
+        old = path.rpartition("-")[0]
+        return old if not os.path.exists(path) and os.path.exists(old) else path
+
+    def _path(self, line: str) -> str:
+        name = line if line.isalnum() and len(line) <= 64 else "_"
+        return os.path.join(self.directory, f"{name}-{self._store}")
 
     def highest(self, line: str) -> int:
         """The highest number seen of *line*, 0 if none is remembered."""
@@ -48,9 +58,9 @@ class Memory:
             return 0
 
     def age(self, line: str) -> float:
-        """Seconds since this node last noted *line*."""
+        """Seconds since this node last noted *line* of this store."""
         try:
-            return time.time() - os.stat(self.path(line)).st_mtime
+            return time.time() - os.stat(self._path(line)).st_mtime
         except OSError:
             return float("inf")
 
@@ -58,8 +68,8 @@ class Memory:
         """Remember *number*, unless a higher one is remembered. Never raises."""
         with contextlib.suppress(OSError):
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
-            path = self.path(line)
-            temporary = f"{path}.{uuid.uuid4().hex}"
+            path = self._path(line)
+            temporary = f"{path}.{os.urandom(16).hex()}"
             with open(temporary, "wb") as file:
                 file.write(b"%d\n" % max(number, self.highest(line)))
             os.replace(temporary, path)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import time
-import uuid
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,7 +141,7 @@ class Writer:
             line="",
             number=number,
             parent="",
-            nonce=uuid.uuid4().hex,
+            nonce=os.urandom(16).hex(),
             created=time.time(),
             entries=self.entries,
             packs=tuple(self.packs),

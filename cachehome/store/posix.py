@@ -27,7 +27,6 @@ import os
 import re
 import stat
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -342,7 +341,7 @@ class PosixBackend:
 
     def _temporary(self, name: str) -> str:
         # Its own short name: a long final name must not push it over the limit of 255 bytes.
-        return self.path(f"{os.path.dirname(name)}/{TEMPORARY}{uuid.uuid4().hex}".lstrip("/"))
+        return self.path(f"{os.path.dirname(name)}/{TEMPORARY}{os.urandom(16).hex()}".lstrip("/"))
 
     def _write(self, path: str, source: str | bytes) -> None:
         _, mode, _ = self._modes()

@@ -12,7 +12,6 @@ holds its build, profile, line and number, a mark's header its name in the store
 
 from __future__ import annotations
 
-import base64
 import binascii
 import contextlib
 import hashlib
@@ -65,10 +64,14 @@ class Keys:
         return self._sign if self._private else None
 
     def _sign(self, data: bytes) -> str:
+        import base64
+
         return f"ed25519:{self._id}:{base64.b64encode(self._private.sign(data)).decode()}"
 
     def verify(self, data: bytes, signature: str | None) -> None:
         """Raise `Untrusted` unless *signature* was made of *data* by a trusted key."""
+        import base64
+
         from cryptography.exceptions import InvalidSignature
 
         if not signature:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -141,7 +140,7 @@ def deny(settings: Settings, identity: Identity, line: str, numbers: Iterable[in
             rows = introduced(manifests, number)
             if rows:
                 label = f"{QUARANTINE}-{profile[:40]}-{number}"
-                by = f"{os.environ.get('USER') or os.geteuid()}@{socket.gethostname()}"
+                by = f"{os.environ.get('USER') or os.geteuid()}@{os.uname().nodename}"
                 note = "starts failed with it, and went well without"
                 store.deny(build, Denied(label, QUARANTINE, rows, created=time.time(), by=by, note=note))
                 denied += len(rows)

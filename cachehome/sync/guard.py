@@ -10,8 +10,8 @@ These are what the verbs and `cachehome.restore`, `cachehome.publish` call.
 from __future__ import annotations
 
 import contextlib
+import marshal
 import os
-import pickle
 import select
 import signal
 import sys
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _MARGIN = 0.5  # seconds; what has a deadline of its own tells more, and comes first
 _GRACE = 1.0  # seconds for a child that was told to end: it removes what it has staged
+_ENDED, _FAILED = b"r", b"e"  # what follows in the answer of a child: a record, or an exception
 
 
 def restore(
@@ -39,14 +40,15 @@ def restore(
     *,
     number: int | None = None,
     leave_out: LeaveOut | None = None,
+    then: Callable[[Record], Record] = lambda record: record,
 ) -> Record:
-    """`cachehome.sync.restore.restore`, ended after `store_timeout_seconds`."""
+    """`cachehome.sync.restore.restore`, ended after `store_timeout_seconds`. *then*: what else to do in that time."""
     from cachehome.sync import restore as module
 
     settings, identity = asked(settings, identity)
     return _within(
         settings.store_timeout_seconds,
-        lambda: module.restore(settings, identity, directories, number=number, leave_out=leave_out),
+        lambda: then(module.restore(settings, identity, directories, number=number, leave_out=leave_out)),
         _late("restore", settings, identity, settings.store_timeout_seconds),
     )
 
@@ -126,10 +128,12 @@ def _forked(deadline: float, transfer: Callable[[], Record], late: Callable[[str
         return late("")
     if not data:
         return late(f"the transfer was killed by signal {-status}" if status < 0 else "the transfer died")
-    result = pickle.loads(data)  # noqa: S301 - our own child wrote it
-    if isinstance(result, BaseException):
-        raise result
-    return Record(**result)
+    kind, data = data[:1], data[1:]
+    if kind == _FAILED:
+        import pickle  # here, since most transfers give a record
+
+        raise pickle.loads(data)  # noqa: S301 - our own child wrote it
+    return Record(**marshal.loads(data))  # noqa: S302
 
 
 def _child(transfer: Callable[[], Record], mine: int) -> NoReturn:
@@ -141,9 +145,9 @@ def _child(transfer: Callable[[], Record], mine: int) -> NoReturn:
             os.dup2(null, descriptor)
         signal.signal(signal.SIGTERM, _leave)
         try:
-            data = pickle.dumps(transfer().to_json())
+            data = _ENDED + marshal.dumps(transfer().to_json())
         except Exception as error:
-            data = _pickled(error)
+            data = _FAILED + _pickled(error)
         with open(mine, "wb") as file:
             file.write(data)
     finally:
@@ -151,6 +155,8 @@ def _child(transfer: Callable[[], Record], mine: int) -> NoReturn:
 
 
 def _pickled(error: Exception) -> bytes:
+    import pickle
+
     with contextlib.suppress(Exception):
         data = pickle.dumps(error)
         pickle.loads(data)  # noqa: S301 - some can be written but not be read

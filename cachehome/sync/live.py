@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any
@@ -81,7 +79,7 @@ class Live:
 
     def now_ns(self) -> int:
         """The time that a file written here now would get: what `restored_ns` is compared with."""
-        path = os.path.join(self.own, f"clock-{uuid.uuid4().hex}")
+        path = os.path.join(self.own, f"clock-{os.urandom(16).hex()}")
         with open(path, "wb", opener=_only_mine):
             found = os.stat(path).st_mtime_ns
         os.unlink(path)
@@ -118,7 +116,7 @@ class Live:
         import orjson
 
         path = os.path.join(self.own, name)
-        temporary = f"{path}.{uuid.uuid4().hex}"
+        temporary = f"{path}.{os.urandom(16).hex()}"
         with open(temporary, "wb", opener=_only_mine) as file:
             file.write(orjson.dumps(document))
         os.replace(temporary, path)
@@ -127,13 +125,13 @@ class Live:
 
     def staging(self) -> str:
         """A new empty directory on the same file system."""
-        path = os.path.join(self.own, f"{_STAGING}{uuid.uuid4().hex}")
+        path = os.path.join(self.own, f"{_STAGING}{os.urandom(16).hex()}")
         os.mkdir(path, 0o700)
         return path
 
     def set_aside(self, name: str, suffixes: list[str], *, tree: bool) -> None:
         """Move the files of entry *name* out of the way, the whole directory if it is a *tree*."""
-        target = os.path.join(self.own, f"{_ASIDE}{uuid.uuid4().hex}")
+        target = os.path.join(self.own, f"{_ASIDE}{os.urandom(16).hex()}")
         os.mkdir(target, 0o700)
         if tree:
             with contextlib.suppress(FileNotFoundError):
@@ -150,6 +148,8 @@ class Live:
             for entry in list(listing):
                 old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD
                 if old and entry.name.startswith((_STAGING, _ASIDE)):
+                    import shutil
+
                     shutil.rmtree(entry.path, ignore_errors=True)
                 elif old and entry.name.startswith(("clock-", "stamp.", "files.")):
                     os.unlink(entry.path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import marshal
 import os
-import pickle
 import select
 import signal
 import struct
@@ -151,6 +150,8 @@ def _child(function: Callable[[Task], Any], tasks: Sequence[Task], tokens: int, 
             try:
                 failed, data = 0, marshal.dumps(function(tasks[number]))
             except Exception as error:
+                import pickle
+
                 failed, data = 1, pickle.dumps(error)
             view = memoryview(_HEADER.pack(failed, number, len(data)) + data)
             while view:
@@ -196,5 +197,7 @@ def _take(buffer: bytearray, done: dict[int, Any]) -> None:
         data = bytes(memoryview(buffer)[_HEADER.size : end])
         del buffer[:end]
         if failed:
+            import pickle
+
             raise pickle.loads(data)  # noqa: S301 our own child
         done[number] = marshal.loads(data)  # noqa: S302 our own child

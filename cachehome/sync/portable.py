@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -132,6 +131,8 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def _content_name(name: str, data: bytes) -> str:
+    import base64
+
     # torch/_inductor/codecache.py, sha256_hash: base 32, lower case, cut.
     digest = base64.b32encode(hashlib.sha256(data).digest()).decode().lower()
     return "" if digest.startswith(name) else "its name is not the sha256 of its bytes"

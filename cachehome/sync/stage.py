@@ -52,13 +52,16 @@ class Target:
 
     def close_staging(self) -> None:
         """Remove it, with what was not moved away. Never raises."""
-        import shutil
-
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
         if self.staging:
-            shutil.rmtree(self.staging, ignore_errors=True)
+            try:
+                os.rmdir(self.staging)
+            except OSError:
+                import shutil
+
+                shutil.rmtree(self.staging, ignore_errors=True)
             self.staging = ""
 
 
