@@ -13,9 +13,11 @@ import pytest
 from memory import MemoryBackend
 
 from cachehome.errors import CommitConflict, IntegrityError, NotInStore, StoreUnavailable
+from cachehome.settings import Settings
 from cachehome.store import gc
 from cachehome.store.lab import BUILD, Lab, addition, check
 from cachehome.store.memory import Memory
+from cachehome.store.posix import PosixBackend
 from cachehome.store.scripted import Fault, Scripted
 from cachehome.store.store import Store, renamed
 
@@ -200,7 +202,7 @@ def test_a_listing_of_packs_that_lags_is_no_loss(lab: Lab) -> None:
 
 @pytest.fixture
 def remembering(lab: Lab, tmp_path: object) -> Store:
-    return Store(lab.backend, memory=Memory(str(tmp_path)))
+    return Store(lab.backend, memory=Memory(str(tmp_path), "memory:"))
 
 
 def test_a_shortened_line_is_refused_and_older_generations_stay_usable(
@@ -230,6 +232,40 @@ def test_a_listing_that_lags_behind_what_was_seen_is_no_shortened_line(lab: Lab,
     assert remembering.read(BUILD, "p", 1, highest=1).number == 1
 
 
+def test_copies_of_a_store_end_where_they_were_copied(tmp_path: Path) -> None:
+    """Both are used by one node; what an older version noted, of whatever store, is believed until the first note."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(mode=0o700)
+    node = Settings(enabled=str(tmp_path / "node"))
+    lab = Lab(PosixBackend(str(first)))
+    lab.publish(a="1")
+    shutil.copytree(first, second, copy_function=shutil.copy2)
+    second.chmod(0o700)
+    lab.publish(b="2")
+    newest = Store.open(str(first), node).newest(BUILD, "p")
+    assert newest is not None
+    assert newest.number == 2
+    copied = Store.open(f"file://{second}", node).newest(BUILD, "p")
+    assert copied is not None
+    assert copied.number == 1
+    (tmp_path / "link").symlink_to(first)  # by another path it is the same store
+    (first / f"{G}/00000002").unlink()
+    with pytest.raises(IntegrityError, match="this node has seen 2"):
+        Store.open(str(tmp_path / "link"), node).newest(BUILD, "p")
+    lines = tmp_path / "node" / "lines"
+    for path in lines.iterdir():
+        path.unlink()
+    old = lines / newest.manifest.line
+    old.write_bytes(b"2\n")
+    for place in (first, second):
+        with pytest.raises(IntegrityError, match=f"remove {old}$"):
+            Store.open(str(place), node).newest(BUILD, "p")
+    lab.publish(b="2")
+    lab.publish(c="3")
+    assert Store.open(str(first), node).newest(BUILD, "p") is not None
+    assert {path.name.partition("-")[0] for path in lines.iterdir()} == {newest.manifest.line}
+
+
 def test_a_new_line_is_not_a_shortened_one(lab: Lab, memory: MemoryBackend, remembering: Store) -> None:
     for name in ("a", "b", "c"):
         lab.publish(**{name: name})
@@ -245,7 +281,7 @@ def test_where_nothing_is_remembered_nothing_is_refused(lab: Lab, memory: Memory
     lab.publish(b="2")
     memory.delete(f"{G}/00000002")
     for place in ("/proc/nowhere", "/dev/null/x"):
-        store = Store(memory, memory=Memory(place))
+        store = Store(memory, memory=Memory(place, "memory:"))
         assert store.newest(BUILD, "p") is not None
 
 
