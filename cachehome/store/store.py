@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import random
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
@@ -27,6 +25,7 @@ from cachehome.errors import (
     Untrusted,
 )
 from cachehome.store import marks
+from cachehome.store.backend import jitter
 from cachehome.store.manifest import Manifest, Pack, decode, encode
 from cachehome.store.memory import Memory
 from cachehome.store.merge import Addition, merge, missing
@@ -125,7 +124,7 @@ class Store(Reader):
         name = f"{build}/profiles/{profile}/used"
         with contextlib.suppress(StoreError):
             try:
-                due = self.backend.age(name) > DAY * random.uniform(0.5, 1)
+                due = self.backend.age(name) > DAY * jitter(0.5, 1)
             except NotInStore:
                 due = True
             if due:
@@ -226,7 +225,7 @@ class Store(Reader):
                     at_least = max(at_least, settled.number)
                     if time.monotonic() + wait > deadline:
                         raise _gave_up(profile, at_least, tries)
-                    time.sleep(random.uniform(0, wait))
+                    time.sleep(jitter(0, wait))
                     wait = min(2 * wait, _LONGEST_WAIT)
                     continue
                 ours = True
@@ -255,7 +254,7 @@ class Store(Reader):
             proposal,
             build=build,
             profile=profile,
-            line=base.manifest.line if base else uuid.uuid4().hex,
+            line=base.manifest.line if base else os.urandom(16).hex(),
             parent=base.sha256 if base else "",
         )
         self._revive(build, manifest)
