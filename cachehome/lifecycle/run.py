@@ -23,6 +23,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _PAUSE, _LONG_PAUSE = 0.25, 5.0
+_LOOK = 5.0  # seconds, at most, for the counters of a run
 _PR_SET_PDEATHSIG = 1
 # Ends that speak of wrong machine code. Nobody else should get what such a run compiled last.
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGFPE})
@@ -131,6 +133,7 @@ class Run:
         if self._attempt:
             self._judged(self._attempt.ended(ended.code, told_to_end=self._told_to_end))
         self._after(ended)
+        self._say_if_unused()
         return ended
 
     # before
@@ -253,6 +256,29 @@ class Run:
         self._reporter.close()
         if self._rounds or ended.crashed:
             self._say(summary(self._records, ended))
+
+    def _say_if_unused(self) -> None:
+        """A warning if the counters say that nothing of what was restored was used. Never waits long."""
+        restored = next((record for record in self._records if record.action == "restore"), None)
+        if self._place is None or not self._settings.diagnostics or not restored or restored.outcome != "hit":
+            return
+        from cachehome.observe import activity, runs, watch
+
+        told = self._settings.report_dir
+        directories = [told] if told else [activity.below(live) for live in self._directories]
+        name, record = self._place.environ.get(watch.RUN, ""), dataclasses.asdict(restored)
+        found: list[Any] = []
+
+        def look() -> None:
+            with contextlib.suppress(Exception):
+                found.append(runs.unused(directories, name, self._since, record))
+
+        looking = threading.Thread(target=look, daemon=True)  # a report directory may hang
+        looking.start()
+        looking.join(_LOOK)
+        if found and found[0]:
+            causes = "; ".join(cause.text for cause in found[0].causes)
+            self._say(f"WARNING: inert, nothing of what was restored was used: {causes}")
 
     @property
     def _publishes(self) -> bool:

@@ -48,6 +48,14 @@ def load(directories: Iterable[str], starts: Sequence[Mapping[str, Any]] = ()) -
     ]
 
 
+def unused(directories: Iterable[str], run: str, since: float, record: Mapping[str, Any]) -> Verdict | None:
+    """The verdict on *run* since then if it used nothing of what *record* says was restored, else None."""
+    found = [process for process in history.logs(*directories) if process.began >= since]
+    processes = [process for process in found if process.facts.get("run") == run]
+    verdict = judge(history.total(processes) if processes else None, record)
+    return verdict if verdict.state == "inert" else None
+
+
 def restored(starts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """One record for the starts of all workers: that of a worker whose restore did not hit, if there is one."""
     found = [worker["start"] for worker in starts if worker.get("start")]
