@@ -131,25 +131,9 @@ def encode(manifest: Manifest, sign: Any = None) -> bytes:
     orjson, zstandard = _libraries()
     families = sorted({family for family, _ in manifest.entries})
     index = {family: number for number, family in enumerate(families)}
-    entries: dict[str, list[Any]] = {"family": [], "name": [], "since": [], "slim": [], "files": []}
-    files: dict[str, Any] = {"suffix": [], "size": [], "mode": [], "pack": [], "offset": []}
-    hashes: list[str] = []
     _claim(manifest)
-    for key in sorted(manifest.entries):
-        entry = manifest.entries[key]
-        entries["family"].append(index[entry.family])
-        entries["name"].append(entry.name)
-        entries["since"].append(entry.since)
-        entries["slim"].append(int(entry.slim))
-        entries["files"].append(len(entry.files))
-        for file in entry.files:
-            files["suffix"].append(file.suffix)
-            files["size"].append(file.size)
-            files["mode"].append(file.mode)
-            files["pack"].append(file.pack)
-            files["offset"].append(file.offset)
-            hashes.append(file.sha256)
-    files["sha256"] = "".join(hashes)
+    entries = [manifest.entries[key] for key in sorted(manifest.entries)]
+    files = [file for entry in entries for file in entry.files]
     payload = orjson.dumps(
         {
             "build": manifest.build,
@@ -166,8 +150,21 @@ def encode(manifest: Manifest, sign: Any = None) -> bytes:
                 {"sha256": p.sha256, "size": p.size, "ir": p.ir, "origin": p.origin, "frames": p.frames}
                 for p in manifest.packs
             ],
-            "entries": entries,
-            "files": files,
+            "entries": {
+                "family": [index[entry.family] for entry in entries],
+                "name": [entry.name for entry in entries],
+                "since": [entry.since for entry in entries],
+                "slim": [int(entry.slim) for entry in entries],
+                "files": [len(entry.files) for entry in entries],
+            },
+            "files": {
+                "suffix": [file.suffix for file in files],
+                "size": [file.size for file in files],
+                "mode": [file.mode for file in files],
+                "pack": [file.pack for file in files],
+                "offset": [file.offset for file in files],
+                "sha256": "".join([file.sha256 for file in files]),
+            },
         }
     )
     stored: bytes = zstandard.ZstdCompressor(level=3).compress(payload)

@@ -78,7 +78,7 @@ def padding(size: int) -> bytes:
     return bytes(-size % BLOCK)
 
 
-def compressor(compression: str) -> Callable[[bytes], bytes]:
+def compressor(compression: str) -> Callable[[bytes | memoryview], bytes]:
     """The function that makes one frame of raw bytes; *compression* is `none` or `zstd:LEVEL`."""
     zstandard = _zstandard()
     # "none": zstd's fastest level still makes a .zst that every tool reads; its negative levels skip most of
@@ -90,7 +90,7 @@ def compressor(compression: str) -> Callable[[bytes], bytes]:
     )
     compress = zstandard.ZstdCompressor(compression_params=parameters).compress
 
-    def frame(raw: bytes) -> bytes:
+    def frame(raw: bytes | memoryview) -> bytes:
         return bytes(compress(raw))
 
     return frame

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 from cachehome.families import Family
 from cachehome.store.manifest import Entry, File, Pack
-from cachehome.store.pack import END, FRAME, compressor, member, padding
+from cachehome.store.pack import BLOCK, END, FRAME, compressor, member, padding
 from cachehome.sync import parallel, portable
 from cachehome.sync.live import Live, Stamp, row
 from cachehome.sync.scan import LocalEntry, LocalFile
@@ -44,17 +45,11 @@ class _Chunk(NamedTuple):
     last: bool
 
 
-class Found(NamedTuple):
-    """What a worker says of a file that it put into a frame. `problem`: it is not in the frame, or must not
-    be used."""
-
-    source: int
-    entry: str
-    suffix: str
-    problem: str
-    size: int
-    sha256: str
-    offset: int
+# What a worker says of a file: number of its source, entry, suffix, problem (it is not in the frame, or must not be
+# used), size, sha256, offset from the task's first byte.
+_Found = tuple[int, str, str, str, int, str, int]
+# The same in the parent, with what an offset counts from, and the number of the pack.
+_Place = tuple[_Found, int, int]
 
 
 class Spool:
@@ -76,7 +71,7 @@ class Spool:
         self.slim = slim
         self.deadline = deadline
         self.packs: list[tuple[Pack, str]] = []
-        self._places: dict[tuple[int, str], list[tuple[Found, int]]] = {}
+        self._places: dict[tuple[int, str], list[_Place]] = {}
         self._paths: list[str] = []
 
     def make(self) -> None:
@@ -91,18 +86,21 @@ class Spool:
                         continue
                     extension = file.suffix.rpartition(".")[2]
                     (ir if is_ir else plain).append((extension, name + file.suffix, number, name, file))
-        for is_ir, files in ((False, plain), (True, ir)):
-            if files:
-                files.sort()
-                self._pack(is_ir, list(_frames(files)))
+        kinds = [
+            (is_ir, list(_frames(sorted(files)))) for is_ir, files in ((False, plain), (True, ir)) if files
+        ]
+        tasks = [task for _, some in kinds for task in some]
+        worker = _Packer(self.sources, self.compression, self.replaced)
+        results = parallel.each(worker, tasks, deadline=self.deadline)
+        for is_ir, some in kinds:
+            self._pack(is_ir, islice(results, len(some)))
 
-    def _pack(self, ir: bool, tasks: list[list[list[_Chunk]]]) -> None:
+    def _pack(self, ir: bool, results: Iterator[tuple[list[tuple[bytes, int, str]], list[_Found]]]) -> None:
         path = self._new_file()
         frames: list[tuple[int, int, str]] = []
         digest = hashlib.sha256()
         place = len(self.packs)
         start = 0
-        worker = _Packer(self.sources, self.compression, self.replaced)
         with open(path, "wb", buffering=1 << 20) as spool:
 
             def add(stored: bytes, raw: int, sha256: str) -> None:
@@ -110,11 +108,9 @@ class Spool:
                 digest.update(stored)
                 frames.append((len(stored), raw, sha256))
 
-            for made, found in parallel.each(worker, tasks, deadline=self.deadline):
-                for fields in found:
-                    one = Found(*fields)
-                    moved = one._replace(offset=one.offset + start)
-                    self._places.setdefault((one.source, one.entry), []).append((moved, place))
+            for made, found in results:
+                for one in found:
+                    self._places.setdefault(one[:2], []).append((one, start, place))
                 for stored, raw, sha256 in made:
                     add(stored, raw, sha256)
                     start += raw
@@ -139,14 +135,14 @@ class Spool:
         source = self.sources[number]
         local = source.local[name]
         found = self._places.get((number, name), [])
-        for one, _ in found:
-            if one.problem:
-                return f"{os.path.basename(name + one.suffix)} is {one.problem}", None
+        for (_, _, suffix, problem, *_), _, _ in found:
+            if problem:
+                return f"{os.path.basename(name + suffix)} is {problem}", None
         modes = {file.suffix: file.mode for file in local.files}
         files = tuple(
             sorted(
-                File(one.suffix, one.size, modes[one.suffix], one.sha256, pack, one.offset)
-                for one, pack in found
+                File(suffix, size, modes[suffix], sha256, pack, start + offset)
+                for (_, _, suffix, _, size, sha256, offset), start, pack in found
             )
         )
         ir = source.family.ir
@@ -162,9 +158,9 @@ class Spool:
             if of != number:
                 continue
             by_suffix = {file.suffix: file for file in source.local[name].files}
-            for one, _ in found:
-                if not one.problem:
-                    rows[name + one.suffix] = row(by_suffix[one.suffix], one.sha256)
+            for (_, _, suffix, problem, _, sha256, _), _, _ in found:
+                if not problem:
+                    rows[name + suffix] = row(by_suffix[suffix], sha256)
         return rows
 
     def remove(self) -> None:
@@ -199,6 +195,9 @@ def _frames(files: list[tuple[str, str, int, str, LocalFile]]) -> Iterator[list[
         yield [frame]
 
 
+_AROUND = (
+    8 << 10
+)  # bytes of the longest header and the padding of a file, and some for a group that is written anew
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -211,40 +210,53 @@ class _Packer:
         self.sources = sources
         self.compression = compression
         self.replaced = replaced
+        # A compressor and a frame's memory are dear to make, and each serves one thread at a time.
+        self._idle: list[tuple[Callable[[memoryview], bytes], bytearray]] = []
 
-    def __call__(
-        self, task: list[list[_Chunk]]
-    ) -> tuple[list[tuple[bytes, int, str]], list[tuple[Any, ...]]]:
-        """(frames, a `Found` for each file); offsets count from the task's first byte."""
-        compress = compressor(self.compression)
+    def __call__(self, task: list[list[_Chunk]]) -> tuple[list[tuple[bytes, int, str]], list[_Found]]:
+        """(frames, what there is to say of each file)."""
+        compress, memory = self._idle.pop() if self._idle else (compressor(self.compression), bytearray())
         made: list[tuple[bytes, int, str]] = []
-        found: list[tuple[Any, ...]] = []
+        found: list[_Found] = []
         start = 0
         running: Any = None
         for frame in task:
-            parts: list[bytes] = []
+            needed = sum(map(self._room, frame))
+            if needed > len(memory):
+                memory = bytearray(needed)
+            view = memoryview(memory)
+            end = 0
             for chunk in frame:
                 if chunk.first and chunk.last:
-                    start += self._whole(chunk, start, parts, found)
+                    end += self._whole(chunk, start, view[end:], end, found)
                 else:
-                    running, length = self._part(chunk, start, parts, found, running)
-                    start += length
-            raw = b"".join(parts)
-            if raw:
-                stored = compress(raw)
-                made.append((stored, len(raw), hashlib.sha256(stored).hexdigest()))
-        return made, [tuple(one) for one in found]  # plain tuples: what crosses a pipe
+                    running, length = self._part(chunk, start, view, found, running)
+                    end += length
+            if end:
+                stored = compress(view[:end])
+                made.append((stored, end, hashlib.sha256(stored).hexdigest()))
+            start += end
+        self._idle.append((compress, memory))
+        return made, found
 
-    def _whole(self, chunk: _Chunk, start: int, parts: list[bytes], found: list[tuple[Any, ...]]) -> int:
-        """Add a file that fits a frame; the bytes that it took."""
+    def _room(self, chunk: _Chunk) -> int:
+        """At most so many bytes does a chunk take."""
+        instead = self.replaced.get((chunk.source, chunk.entry + chunk.file.suffix), b"")
+        return max(chunk.length, len(instead)) + _AROUND
+
+    def _whole(self, chunk: _Chunk, start: int, view: memoryview, at: int, found: list[_Found]) -> int:
+        """Put a file that fits a frame at the beginning of *view*; the bytes that it took."""
         number, entry, file = chunk[:3]
         source = self.sources[number]
         path = entry + file.suffix
+        data: bytes | memoryview = self.replaced.get((number, path), b"")
         try:
-            data = self.replaced.get((number, path)) or self._read(source, path, file, 0, file.size + 1)
+            if not data:
+                length = self._read(source, path, file, 0, view[BLOCK : BLOCK + file.size + 1])
+                data = view[BLOCK : BLOCK + length]
             if portable.is_group(path):
                 present = {other.suffix[1:] for other in source.local[entry].files}
-                data, problem = portable.canonical(path, data), portable.check_group(data, present)
+                data, problem = portable.packed(data, present)
             else:
                 problem = portable.check(path, data)
             if not problem and self._being_built(chunk):
@@ -252,63 +264,64 @@ class _Packer:
         except (OSError, ValueError) as error:
             problem = str(error)
         if problem:
-            found.append(Found(number, entry, file.suffix, problem, 0, "", 0))
+            found.append((number, entry, file.suffix, problem, 0, "", 0))
             return 0
-        header = member(f"{source.family.name}/{path}", len(data), file.mode)
-        tail = padding(len(data))
-        parts += (header, data, tail)
+        size = len(data)
         digest = hashlib.sha256(data).hexdigest()
-        found.append((number, entry, file.suffix, "", len(data), digest, start + len(header)))
-        return len(header) + len(data) + len(tail)
+        header = member(f"{source.family.name}/{path}", size, file.mode)
+        begin = len(header)
+        if begin != BLOCK or not isinstance(data, memoryview):
+            view[begin : begin + size] = data
+        view[:begin] = header
+        end = begin + size
+        tail = padding(size)
+        view[end : end + len(tail)] = tail
+        found.append((number, entry, file.suffix, "", size, digest, start + at + begin))
+        return end + len(tail)
 
     def _part(
-        self, chunk: _Chunk, start: int, parts: list[bytes], found: list[tuple[Any, ...]], running: Any
+        self, chunk: _Chunk, start: int, view: memoryview, found: list[_Found], running: Any
     ) -> tuple[Any, int]:
-        """Add a piece of a long file: (hash so far, the bytes that it took)."""
+        """Put a piece of a long file at the beginning of *view*: (hash so far, the bytes that it took)."""
         source, file = self.sources[chunk.source], chunk.file
         path = chunk.entry + file.suffix
         header = b""
         if chunk.first:
             header = member(f"{source.family.name}/{path}", file.size, file.mode)
             running = [hashlib.sha256(), start + len(header), ""]
+        begin = len(header)
+        end = begin + chunk.length
+        view[:begin] = header
         try:
-            data = self._read(source, path, file, chunk.start, chunk.length)
+            self._read(source, path, file, chunk.start, view[begin:end])
             if chunk.first:
                 running[2] = running[2] or portable.check_local(
                     os.path.join(source.live.directory, path), path
                 )
         except (OSError, ValueError) as error:
-            data = bytes(chunk.length)  # the header has promised so many bytes
+            view[begin:end] = bytes(chunk.length)  # the header has promised so many bytes
             running[2] = running[2] or str(error)
-        running[0].update(data)
+        running[0].update(view[begin:end])
         tail = padding(file.size) if chunk.last else b""
-        parts += [header, data, tail]
+        view[end : end + len(tail)] = tail
         if chunk.last:
             problem = running[2] or ("being built" if self._being_built(chunk) else "")
-            found.append(
-                Found(
-                    chunk.source,
-                    chunk.entry,
-                    file.suffix,
-                    problem,
-                    file.size,
-                    running[0].hexdigest(),
-                    running[1],
-                )
-            )
-        return running, len(header) + len(data) + len(tail)
+            at = (file.size, running[0].hexdigest(), running[1])
+            found.append((chunk.source, chunk.entry, file.suffix, problem, *at))
+        return running, end + len(tail)
 
-    def _read(self, source: Source, path: str, file: LocalFile, start: int, length: int) -> bytes:
+    def _read(self, source: Source, path: str, file: LocalFile, start: int, into: memoryview) -> int:
+        """Read what fits *into*; the bytes read. Raises ValueError if the file is not what the scan saw."""
         descriptor = os.open(f"{source.live.directory}/{path}", _FLAGS)
         try:
-            data = os.pread(descriptor, length, start)
+            length = os.preadv(descriptor, [into], start)
             now = os.fstat(descriptor)
         finally:
             os.close(descriptor)
         changed = (now.st_size, now.st_mtime_ns, now.st_ino) != (file.size, file.mtime_ns, file.inode)
-        if changed or len(data) != min(length, file.size - start):
+        if changed or length != min(len(into), file.size - start):
             raise ValueError("changing")
-        return data
+        return length
 
     def _being_built(self, chunk: _Chunk) -> bool:
         """Whether the lock of a C++ kernel is held: its compiler writes the library in place."""

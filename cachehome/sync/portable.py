@@ -51,7 +51,7 @@ def canonical(path: str, data: bytes) -> bytes:
     return _group({name: name for name in children(data)})
 
 
-def children(group: bytes) -> list[str]:
+def children(group: bytes | memoryview) -> list[str]:
     """The names that a group file holds, in its order. Raises ValueError if it is none."""
     document = _object(group)
     paths = document.get("child_paths")
@@ -61,6 +61,14 @@ def children(group: bytes) -> list[str]:
         if not name or "/" in name or "\0" in name or name[0] == ".":
             raise ValueError(f"the child {name[:80]!r}")
     return list(paths)
+
+
+def packed(group: bytes | memoryview, present: Collection[str]) -> tuple[bytes, str]:
+    """(a group as a store keeps it, what is wrong with it) in a directory that holds the files *present*. Raises
+    ValueError."""
+    names = children(group)
+    missing = next((name for name in names if name not in present), "")
+    return _group({name: name for name in names}), f"{missing} is missing" if missing else ""
 
 
 def local(group: bytes, directory: str, present: Collection[str]) -> bytes:
@@ -86,7 +94,7 @@ def _group(paths: dict[str, str]) -> bytes:
     return json.dumps({"child_paths": paths}).encode()
 
 
-def check(path: str, data: bytes) -> str:
+def check(path: str, data: bytes | memoryview) -> str:
     """What is wrong with a file, "" if nothing is. *path* is relative to its family's directory."""
     if not data:
         return "empty"
@@ -121,7 +129,7 @@ def check_local(path: str, name: str) -> str:
         return check(name, file.read())
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _object(data: bytes | memoryview) -> dict[str, Any]:
     import orjson
 
     document = orjson.loads(data)  # its error is a ValueError
@@ -130,7 +138,7 @@ def _object(data: bytes) -> dict[str, Any]:
     return document
 
 
-def _content_name(name: str, data: bytes) -> str:
+def _content_name(name: str, data: bytes | memoryview) -> str:
     import base64
 
     # torch/_inductor/codecache.py, sha256_hash: base 32, lower case, cut.
@@ -138,31 +146,31 @@ def _content_name(name: str, data: bytes) -> str:
     return "" if digest.startswith(name) else "its name is not the sha256 of its bytes"
 
 
-def _python(data: bytes) -> str:
+def _python(data: bytes | memoryview) -> str:
     import ast
     import warnings
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ast.parse(data)
+            ast.parse(bytes(data))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return f"does not parse: {error}"
     return ""
 
 
-def _elf(data: bytes) -> str:
+def _elf(data: bytes | memoryview) -> str:
     """Whether an ELF file is as long as its own tables say. A short one kills the process that maps it (SIGBUS)."""
     if data[:4] != b"\x7fELF":
         # Other systems' libraries (Mach-O, PE) and archives have no such tables.
-        return "cut short" if b"\x7fELF".startswith(data[:4]) else ""
+        return "cut short" if b"\x7fELF".startswith(bytes(data[:4])) else ""
     try:
         return "" if _elf_end(data) <= len(data) else "cut short"
     except (struct.error, KeyError, IndexError):
         return "cut short"
 
 
-def _elf_end(data: bytes) -> int:
+def _elf_end(data: bytes | memoryview) -> int:
     """Where the last part that the headers of an ELF file name ends. Raises for what is no such header."""
     order = {1: "<", 2: ">"}[data[5]]
     wide = {1: False, 2: True}[data[4]]
