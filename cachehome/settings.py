@@ -197,7 +197,7 @@ TABLE: tuple[Setting, ...] = (
         "store",
         _stores,
         (),
-        "an absolute directory or a URL (file://, s3://, gs://, az://); several, comma separated",
+        "an absolute directory without a comma, or a URL (file://, s3://, gs://, az://); several, comma separated",
         "where generations are kept; several: nearest first, the last one is the authority; unset: no sync",
     ),
     Setting(

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from cachehome.commands import output
-from cachehome.errors import CacheHomeError
+from cachehome.errors import CacheHomeError, StoreError
 from cachehome.settings import Settings
 from cachehome.store import probe
 from cachehome.store.probe import FAIL, OK, WARN, Finding
@@ -27,7 +27,7 @@ seconds (0: none): many publishers of which one in ten is killed, readers, a col
 second host takes part in the load with --join, started while the first one runs.
 
 Exit code: 0 all is well, 1 something is not."""
-SETTINGS = ("store", "shared", "store_owners", "max_storage_bytes", "store_timeout_seconds")
+SETTINGS = ("store", "publish", "shared", "store_owners", "max_storage_bytes", "store_timeout_seconds")
 GUARDED = True
 LENIENT = True
 _LIBRARIES = ("zstandard", "orjson")
@@ -59,7 +59,10 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         found, backend = _store(place, settings)
         findings += found
         if stresses and backend is not None:
-            drilled, report = _stress(args, backend)
+            try:
+                drilled, report = _stress(args, backend)
+            except StoreError as error:
+                findings.append(Finding("stress", FAIL, str(error)))
     elif stresses:
         findings.append(Finding("store", FAIL, "no store is set: name one, or set CACHEHOME_STORE"))
     sound = all(finding.state != FAIL for finding in findings) and all(outcome.sound for outcome in drilled)
@@ -111,7 +114,7 @@ def _store(place: str, settings: Settings) -> tuple[list[Finding], Any]:
 
     try:
         backend = Store.open(place, settings).backend.backend
-        tried = probe.examine(backend, max_bytes=settings.max_storage_bytes)
+        tried = probe.examine(backend, max_bytes=settings.max_storage_bytes, publishes=settings.publish)
     except CacheHomeError as error:
         return [Finding("store", FAIL, str(error))], None
     found = [Finding("store", OK, f"{backend.url} is there"), *tried]

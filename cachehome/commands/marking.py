@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from typing import Any
 
 from cachehome.commands import output
-from cachehome.commands.store_arguments import one
+from cachehome.commands.store_arguments import named
 from cachehome.errors import ConfigError, NotInStore
 from cachehome.store import marks
 from cachehome.store.store import Store
 
 SETTINGS = ("store", "shared", "store_owners", "signing_key", "trusted_keys", "store_timeout_seconds")
-GENERATION = "[BUILD/[PROFILE/]]NUMBER"
+GENERATION = "[BUILD/][PROFILE/]NUMBER"
 HELP = "hashes may be cut short; parts that are left out: the only one"
 
 
 def numbered(store: Store, spec: str) -> tuple[str, str, int]:
-    """(build, profile, number) of `[BUILD/[PROFILE/]]NUMBER`. The generation itself may be gone already."""
-    *before, number = [part for part in spec.split("/") if part] or [""]
-    if not number.isdecimal() or not number.isascii() or len(before) > 2:
+    """(build, profile, number) of `[BUILD/][PROFILE/]NUMBER`. The generation itself may be gone already."""
+    found = named(store, spec) if re.fullmatch("([^/]+/){0,2}[0-9]+", spec.strip("/")) else None
+    if found is None or found[2] is None:
         raise ConfigError(
             f"{spec!r} does not end with the number of a generation: {GENERATION}",
             key="generation",
@@ -29,9 +30,7 @@ def numbered(store: Store, spec: str) -> tuple[str, str, int]:
             value=spec,
             allowed=GENERATION,
         )
-    build = one(before[0] if before else "", store.builds(), "build")
-    profile = one(before[1] if len(before) > 1 else "", store.profiles(build), "profile")
-    return build, profile, int(number)
+    return found[0], found[1], found[2]
 
 
 def me() -> str:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from cachehome.commands import output
-from cachehome.commands.store_arguments import generation, open_store
+from cachehome.commands.store_arguments import GENERATION, HELP, generation, open_store
 from cachehome.settings import Settings
 from cachehome.store.manifest import Manifest
 
@@ -20,8 +20,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "generation",
         nargs="?",
         default="",
-        metavar="BUILD[/PROFILE[/NUMBER]]",
-        help="parts that are left out: the only one, the newest one; hashes may be cut short",
+        metavar=GENERATION,
+        help=HELP,
     )
     parser.add_argument("--entries", action="store_true", help="list every entry")
 

@@ -3,9 +3,15 @@ meant."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from cachehome.errors import ConfigError, NotInStore
 from cachehome.settings import Settings
 from cachehome.store.store import Store
+
+GENERATION = "[BUILD/][PROFILE/][NUMBER]"
+HELP = "hashes may be cut short; parts that are left out: the only one, the newest one"
 
 
 def open_store(settings: Settings) -> Store:
@@ -32,22 +38,46 @@ def one(name: str, found: list[str], what: str) -> str:
     raise NotInStore(f"{told} in the store: `cachehome ls` lists them", name=name)
 
 
-def generation(store: Store, spec: str) -> tuple[str, str, int]:
-    """(build, profile, number) of `BUILD[/PROFILE[/NUMBER]]`; parts that are left out are the only or the
-    newest one."""
+def named(store: Store, spec: str) -> tuple[str, str, int | None]:
+    """(build, profile, number) of `[BUILD/][PROFILE/][NUMBER]`; hashes may be cut short, what is left out is the only
+    one, or None."""
     parts = [part for part in spec.split("/") if part]
+    number = None
+    # A hash that is all digits is told from a number by its length, a profile by its full name.
+    digits = parts[-1] if parts and re.fullmatch("[0-9]+", parts[-1]) else ""
+    if digits and (len(parts) == 3 or len(digits.lstrip("0")) < 8):
+        number = int(parts.pop())
     builds = store.builds()
+    if len(parts) == 1 and len(builds) == 1 and not builds[0].startswith(parts[0]):
+        parts = [*builds, *parts]
+    if len(parts) > 2:
+        raise NotInStore(f"{spec!r} does not name a generation: {GENERATION}", name=spec)
     build = one(parts[0], builds, "build") if parts else _only(builds, "build")
     profiles = store.profiles(build)
-    profile = one(parts[1], profiles, "profile") if len(parts) > 1 else _only(profiles, "profile")
+    if len(parts) == 1 and number is not None and str(number) in profiles:
+        return build, str(number), None
+    return build, one(parts[1], profiles, "profile") if len(parts) > 1 else _only(profiles, "profile"), number
+
+
+def generation(store: Store, spec: str) -> tuple[str, str, int]:
+    """The same, of a generation that is there; the newest one if no number is named."""
+    build, profile, number = named(store, spec)
     numbers = store.numbers(build, profile)
-    if len(parts) > 2:
-        if not parts[2].isdecimal() or int(parts[2]) not in numbers:
-            raise NotInStore(f"no generation {parts[2]} of {build[:8]}/{profile}", name=spec)
-        return build, profile, int(parts[2])
-    if not numbers:
-        raise NotInStore(f"{build[:8]}/{profile} has no generation", name=spec)
-    return build, profile, numbers[-1]
+    if number is None and numbers:
+        return build, profile, numbers[-1]
+    if number is None or number not in numbers:
+        raise absent(build, profile, number, numbers)
+    return build, profile, number
+
+
+def absent(build: str, profile: str, number: int | None, numbers: Sequence[int]) -> NotInStore:
+    """The error for a generation that is not there: it says which *numbers* are."""
+    there = (
+        "none" if not numbers else str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    )
+    missing = "no generation" if number is None else f"no generation {number}"
+    name = f"{build}/profiles/{profile}"
+    return NotInStore(f"{build[:8]}/{profile} has {missing}: it has {there}", name=name)
 
 
 def _only(found: list[str], what: str) -> str:

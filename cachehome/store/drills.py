@@ -8,13 +8,14 @@ clock is put forward, where a grace period has to pass.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cachehome.errors import CommitConflict, StoreError
+from cachehome.errors import CommitConflict, StoreError, StoreUnavailable
 from cachehome.store import gc
 from cachehome.store.backend import Backend, Nested
 from cachehome.store.lab import BUILD, SCRATCH, Lab, addition, check, clear
@@ -26,6 +27,8 @@ RULES = gc.Rules(keep_generations=2, keep_seconds=100.0, keep_idle_seconds=1e9)
 ROOT = f"{LAYOUT}/{BUILD}"
 LINE = f"{ROOT}/profiles/p/generations"
 _RACERS, _RACES = 4, 6
+# What says nothing of a promise, and would say it for every drill.
+_NO_PLACE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTCONN, errno.ESTALE}
 
 
 class Broken(Exception):
@@ -74,7 +77,7 @@ def _drill(
 
 
 def run(backend: Backend) -> Iterator[Outcome]:
-    """Each drill in turn, in an empty directory of its own."""
+    """Each drill in turn, in an empty directory of its own. Raises `StoreUnavailable` where none could be played."""
     scratch = Nested(backend, f"{SCRATCH}/drills-{os.uname().nodename}-{os.getpid()}")
     clear(scratch)
     try:
@@ -93,6 +96,8 @@ def failure(drill: Drill, backend: Backend) -> str:
     try:
         drill.play(Bench(backend))
     except (Broken, StoreError) as error:
+        if isinstance(error, StoreUnavailable) and error.errno in _NO_PLACE:
+            raise
         return str(error)
     except Exception as error:  # a defect of what is tried out, whatever it is
         return f"{type(error).__name__}: {error}"

@@ -18,6 +18,7 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 _SKEW = 60.0
 _ROOM = 1 << 30
 _INODES = 10_000
+_LEAST_ROOM, _LEAST_INODES = 16 << 20, 100  # with less, no publication will do
 
 
 class Finding(NamedTuple):
@@ -28,18 +29,21 @@ class Finding(NamedTuple):
     message: str
 
 
-def examine(backend: Backend, *, max_bytes: int = 0) -> list[Finding]:
-    """Try out *backend*. *max_bytes*: how large one build may grow."""
+def examine(backend: Backend, *, max_bytes: int = 0, publishes: bool = True) -> list[Finding]:
+    """Try out *backend*. *max_bytes*: how large one build may grow. *publishes*: whether it is to be written to."""
+    bad = FAIL if publishes else WARN
     findings = []
     if isinstance(backend, PosixBackend):
-        findings += _place(backend, max_bytes)
+        findings += _place(backend, max_bytes, bad)
     scratch = Nested(backend, f"cachehome-doctor-{uuid.uuid4().hex}")
     try:
         findings += _try_out(scratch)
     except UnsupportedStore as error:
         findings.append(Finding("exclusive", FAIL, str(error)))
     except StoreError as error:
-        findings.append(Finding("writable", WARN, f"it can only be read: {error}"))
+        # What it says of a scratch file holds for the whole place.
+        why = str(error).removeprefix(f"cannot write {error.fields.get('path')}: ")
+        findings.append(Finding("writable", bad, f"nothing can be published: {why}"))
     finally:
         for name in ("once", "twice", ""):
             try:
@@ -49,7 +53,7 @@ def examine(backend: Backend, *, max_bytes: int = 0) -> list[Finding]:
     return findings
 
 
-def _place(backend: PosixBackend, max_bytes: int) -> list[Finding]:
+def _place(backend: PosixBackend, max_bytes: int, bad: str) -> list[Finding]:
     from cachehome import home
 
     kind = home.network_mount(backend.root)
@@ -58,14 +62,24 @@ def _place(backend: PosixBackend, max_bytes: int) -> list[Finding]:
     expiry = without_expiry(backend.root)
     if expiry:
         findings.append(Finding("expiry", WARN, expiry))
+    if "," in backend.root:
+        findings.append(
+            Finding("path", FAIL, "it holds a comma, which separates stores in settings: choose another")
+        )
     room = os.statvfs(backend.root)
     free = room.f_bavail * room.f_frsize
-    enough = free >= max(_ROOM, max_bytes)
-    wanted = "" if enough else f": less than one build may take ({max(_ROOM, max_bytes) / 1e9:.1f} GB)"
-    findings.append(Finding("room", OK if enough else WARN, f"{free / 1e9:.1f} GB free{wanted}"))
+    wanted = max(_ROOM, max_bytes)
+    told = f"{free / 1e9:.1f} GB free"
+    if free < wanted:
+        told += (
+            f": less than one build may take ({wanted / 1e9:.1f} GB): make room, or lower max_storage_bytes"
+        )
+    state = OK if free >= wanted else bad if free < _LEAST_ROOM else WARN
+    findings.append(Finding("room", state, told))
     if room.f_files:
-        few = room.f_favail < _INODES
-        findings.append(Finding("inodes", WARN if few else OK, f"{room.f_favail} inodes free"))
+        state = OK if room.f_favail >= _INODES else bad if room.f_favail < _LEAST_INODES else WARN
+        told = f"{room.f_favail} inodes free" + ("" if state == OK else ": remove files there (df -i)")
+        findings.append(Finding("inodes", state, told))
     return findings
 
 

@@ -63,7 +63,7 @@ class Store(Reader):
         path = url.removeprefix("file://")
         if "://" in path or not path.startswith("/"):
             raise ConfigError(
-                f"store: {url!r} is not a directory, and this version has no other backend",
+                f"store: this version has no backend for {url!r}: name a directory, absolute or as file://",
                 key="store",
                 source="store",
                 value=url,

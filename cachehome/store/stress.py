@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -36,6 +37,7 @@ from cachehome.store.lab import BUILD, SCRATCH, addition, check, clear
 from cachehome.store.store import Store
 
 KINDS = ("lost", "twice", "backwards", "hole", "error")
+_PATH = re.compile(r"\S*/\S*|[0-9a-f]{8,}")
 _TURN = 6.0  # seconds that a profile is written to
 _HANGS = 60.0  # seconds after the end in which every process must have ended
 
@@ -163,8 +165,9 @@ class Stress:
         try:
             random.seed(os.urandom(8))
             role(number)
-        except BaseException:
-            self._note("error", text=f"{role.__name__.strip('_')}: {traceback.format_exc(limit=-4)}")
+        except BaseException as error:
+            told = str(error) if isinstance(error, StoreError) else traceback.format_exc(limit=-4)
+            self._note("error", text=f"{role.__name__.strip('_')}: {told}")
         finally:
             os._exit(0)
 
@@ -290,14 +293,18 @@ class Stress:
                 self._read(profile, mine, {})
         counts = {"read": "reads", "lag": "lags", "pruned": "prunes"}
         commits: dict[tuple[str, int], set[str]] = {}
+        told: dict[tuple[str, str], str] = {}
         for note in self._notes():
             name = counts.get(note["kind"], note["kind"])
             setattr(report, name, getattr(report, name) + 1)
             report.deleted += note.get("deleted", 0)
             if note["kind"] == "published":
                 commits.setdefault((note["profile"], note["number"]), set()).add(note["nonce"])
-            if note["kind"] in KINDS and sum(p.startswith(note["kind"]) for p in report.problems) < 3:
-                report.problems.append(f"{note['kind']}: {note['text']}")
+            if note["kind"] in KINDS:
+                told.setdefault((note["kind"], _PATH.sub("", note["text"])), note["text"])
+        for kind in KINDS:  # what differs in names only is told once
+            texts = [text for (of, _), text in told.items() if of == kind]
+            report.problems += [f"{kind}: {text}" for text in texts[:3]]
         for (profile, number), nonces in commits.items():
             if len(nonces) > 1:
                 report.twice += 1

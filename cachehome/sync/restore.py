@@ -182,7 +182,9 @@ class _Restore(Work):
         if self.rejected:
             first = self.rejected[0]
             return self.record("rejected", first["reason"], message=first["message"])
-        return self.record("miss", "no_published_generation")
+        if number is None:
+            return self.record("miss", "no_published_generation")
+        return self.record("miss", "no_published_generation", message=_no_such(store, build, profile, number))
 
     def _candidates(self, store: Store, number: int | None) -> list[tuple[str, int]]:
         """(profile, number) to try, best first."""
@@ -466,6 +468,12 @@ def other_build(live: Live, stamp: Stamp) -> str:
         f"{live.directory} holds the work of build {stamp.build[:8]}: use `cachehome run`, which keeps"
         f" builds apart, or start afresh: mv {live.directory} {live.directory}.{stamp.build[:8]}"
     )
+
+
+def _no_such(store: Store, build: str, profile: str, number: int) -> str:
+    there = store.numbers(build, profile)
+    told = f"{there[0]} to {there[-1]}" if len(there) > 1 else str(there[0]) if there else "none"
+    return f"there is no generation {number} of {build[:8]}/{profile[:16]}: there is {told}"
 
 
 def host_tag(identity: Identity) -> str:
