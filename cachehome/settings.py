@@ -308,7 +308,13 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting("shared", _switch, False, _SWITCH, "files of the store are readable and writable by the group"),
     Setting("keep_generations", _count, 2, _COUNT, "retention: the newest generations are kept"),
-    Setting("keep_seconds", _seconds, 86_400.0, _SECONDS, "retention: younger generations are kept"),
+    Setting(
+        "keep_seconds",
+        _seconds,
+        86_400.0,
+        _SECONDS,
+        "retention: younger generations are kept; never less than a publication or a restore may take",
+    ),
     Setting(
         "keep_idle_seconds",
         _seconds,

@@ -50,8 +50,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
     store = open_store(settings)
+    rules = gc.Rules.of(settings)
+    if rules.keep_seconds > settings.keep_seconds:
+        output.talk(
+            f"cachehome: what is younger than {rules.keep_seconds:g} s stays, not {settings.keep_seconds:g} s:"
+            " so long may a publication or a restore take by the settings (..._budget_seconds, ..._timeout_seconds)"
+        )
     builds = [
-        _build(store, build, settings, args.dry_run, args.compact)
+        _build(store, build, rules, settings, args.dry_run, args.compact)
         for build in store.builds()
         if build.startswith(args.build)
     ]
@@ -74,9 +80,9 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def _build(
-    store: Store, build: str, settings: Settings, dry_run: bool, with_compaction: bool
+    store: Store, build: str, rules: gc.Rules, settings: Settings, dry_run: bool, with_compaction: bool
 ) -> dict[str, Any]:
-    plan = gc.plan(store, build, gc.Rules.of(settings))
+    plan = gc.plan(store, build, rules)
     inodes, size = plan.inodes, plan.bytes
     compaction = None
     problem = ""

@@ -30,19 +30,31 @@ if TYPE_CHECKING:
     from cachehome.settings import Settings
 
 
+_WRITER = 3600.0  # what is being written is younger
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How much is kept. `writer_seconds`: what is being written is younger."""
+    """How much is kept. `writer_seconds`: what killed writers left is older."""
 
     keep_generations: int = 2
     keep_seconds: float = DAY
     keep_idle_seconds: float = 30 * DAY
-    writer_seconds: float = 3600.0
+    writer_seconds: float = _WRITER
 
     @classmethod
     def of(cls, settings: Settings) -> Rules:
-        """The rules that *settings* tell."""
-        return cls(settings.keep_generations, settings.keep_seconds, settings.keep_idle_seconds)
+        """The rules that *settings* tell. What somebody may be about to name, or is reading, is never old enough: a
+        grace period is no shorter than a publication or a restore may take."""
+        least = max(
+            settings.publish_budget_seconds, settings.exit_timeout_seconds, settings.store_timeout_seconds
+        )
+        return cls(
+            settings.keep_generations,
+            max(settings.keep_seconds, least),
+            max(settings.keep_idle_seconds, least),
+            max(_WRITER, 2 * least),
+        )
 
 
 @dataclass(frozen=True, slots=True)
