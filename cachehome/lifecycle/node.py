@@ -2,12 +2,14 @@
 
     <key>.restore.lock     who restores now; the others wait for its result
     <key>.restore.json     that result, good for whoever began before it was there
+    <key>.asked/<name>     directories that who waits wants filled, too, locked as long as it waits: who restores
+                           clones them in the same process (`slots`), and tells of them in its result
     <key>.publish.lock     who publishes now; the others wait, or leave it to that one
     <key>.publish.json     that result, good for whoever asked before that one began
     publish-<n>.lock       one for each of `publish_tasks_per_node`
 
-`<key>` names an identity, and for publishing the live directories too: one worker fetches, and those with
-other directories clone from it (`slots`). Locks are an optimisation and belong to the kernel: who dies lets
+`<key>` names an identity, and for publishing the live directories too: one worker fetches, and those that come too
+late to ask clone from it themselves. Locks are an optimisation and belong to the kernel: who dies lets
 go, and where there are none everybody does its own work, which is right too.
 """
 
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from cachehome.lifecycle.transfer import Transfer, failure, record_from
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from cachehome.lifecycle.transfer import Action
     from cachehome.sync.record import Record
@@ -86,14 +88,15 @@ class Step:
         patient: bool = True,
         modest: bool = True,
         arguments: Sequence[str] = (),
+        others: Sequence[Mapping[str, str]] = (),
     ) -> None:
         """Begin.
 
-        *directories* map families to paths. *state* is the directory of this page, None if there is none.
-        *seconds* bounds the wait for the turn and the work together. Another process's result is taken over
-        if it is news to somebody who asked at *since* (seconds since the epoch); None: never. *at_once*
-        bounds how many such steps of this node work at the same time. If not *patient*, it ends when another
-        process does the same already.
+        *directories* map families to paths; *others* are those of workers to be filled as well. *state* is the
+        directory of this page, None if there is none. *seconds* bounds the wait for the turn and the work together.
+        Another process's result is taken over if it is news to somebody who asked at *since* (seconds since the
+        epoch); None: never. *at_once* bounds how many such steps of this node work at the same time. If not *patient*,
+        it ends when another process does the same already.
         """
         self.action: Action = action
         self.record: Record | None = None
@@ -106,6 +109,11 @@ class Step:
         self._directories = dict(directories)
         self._options: dict[str, Any] = {"environ": environ, "identity": identity, "modest": modest}
         self._arguments = list(arguments)
+        self._wanted = [dict(other) for other in others]
+        self.others: list[Record] = []
+        """How the others were filled; none where they were not."""
+        self._asked_for: Request | None = None
+        self._asked_in = ""
         self._result = ""
         self._own: Lock | None = None
         self._shares: list[Lock] = []
@@ -115,6 +123,8 @@ class Step:
             name = hashlib.sha256("\0".join((key, *paths)).encode()).hexdigest()[:16]
             self._result = os.path.join(state, f"{name}.{action}.json")
             self._own = Lock(os.path.join(state, f"{name}.{action}.lock"))
+            if action == "restore" and not arguments:  # what is left out must be looked for in each directory
+                self._asked_in = os.path.join(state, f"{name}.asked")
             self._shares = [Lock(os.path.join(state, f"{action}-{n}.lock")) for n in range(at_once)]
 
     @property
@@ -129,7 +139,13 @@ class Step:
             record = self._transfer.poll()
             if record is not None:
                 wait = round(self._began - self._asked, 3)
-                self._end(dataclasses.replace(record, seconds={"wait": wait, **record.seconds}), tell=True)
+                details = dict(record.details)
+                self.others = [record_from(other) for other in details.pop("others", ())]
+                answers = details.pop("asked", {})
+                seconds = {"wait": wait, **record.seconds}
+                self._end(
+                    dataclasses.replace(record, seconds=seconds, details=details), tell=True, answers=answers
+                )
         return self.record
 
     def stop(self, reason: str = "stopped") -> None:
@@ -151,7 +167,12 @@ class Step:
     def _take_turn(self) -> None:
         """Start the transfer, or end without one, or leave things as they are until the next look."""
         late = time.monotonic() - self._asked >= self._seconds
+        if self._asked_for is not None and (answer := self._answer(self._asked_for)):
+            self._end(answer)
+            return
         if self._own is not None and not self._own.take():
+            if self._asked_in and self._asked_for is None:
+                self._asked_for = Request(self._asked_in, self._directories)
             if late:
                 self._end(failure(self.action, "time_limit", waited_for="another process of this node"))
             elif not self._patient:
@@ -167,13 +188,28 @@ class Step:
                 assert self._own is not None
                 self._own.release()  # others clone at the same time
                 self._since = None
-                self._go("clone", ["--from", json.dumps(told["paths"])])
+                self._go("fill", ["--from", json.dumps(told["paths"]), "--to", json.dumps(self._wanted)])
                 return
         if self._shares and not any(self._try(lock) for lock in self._shares):
             if late:
                 self._end(failure(self.action, "time_limit", waited_for="a free place on this node"))
             return
-        self._go(self.action, self._arguments)
+        if self._asked_in:
+            self._go("fill", ["--to", json.dumps(self._wanted), "--asked", self._asked_in])
+        else:
+            self._go(self.action, self._arguments)
+
+    def _answer(self, request: Request) -> Record | None:
+        """How another process has filled what was asked for."""
+        told = self._news()
+        found = told["asked"].get(request.name) if told else None
+        if told is None or found is None:
+            return None
+        record = record_from(found)
+        wait = round(time.monotonic() - self._asked, 3)
+        return dataclasses.replace(
+            record, seconds={"wait": wait}, details={**record.details, "by": told["by"]}
+        )
 
     def _try(self, lock: Lock) -> bool:
         taken = lock.take()
@@ -201,8 +237,10 @@ class Step:
             pass
         return None
 
-    def _end(self, record: Record, tell: bool = False) -> None:
+    def _end(self, record: Record, tell: bool = False, answers: Mapping[str, Any] | None = None) -> None:
         self.record = record
+        if self._asked_for is not None:
+            self._asked_for.withdraw()
         if tell and self._result and self._since is not None and record.reason != "stopped":
             told = {
                 "by": os.getpid(),
@@ -211,12 +249,48 @@ class Step:
                 "paths": self._directories,
                 "directories": _identities(self._directories),
                 "record": record.to_json(),
+                "asked": dict(answers or {}),
             }
             with contextlib.suppress(OSError, TypeError):
                 write_json(self._result, told)
         for lock in (self._own, self._share):
             if lock is not None:
                 lock.release()
+
+
+class Request:
+    """What a waiting process asks the one that restores to fill, too. The lock on it says that it still waits."""
+
+    def __init__(self, directory: str, wanted: Mapping[str, str]) -> None:
+        self.name = os.urandom(16).hex()
+        self._path = os.path.join(directory, self.name)
+        self._lock = Lock(self._path)
+        with contextlib.suppress(OSError):
+            write_json(self._path, dict(wanted))
+        self._lock.take()
+
+    def withdraw(self) -> None:
+        """It is answered, or not waited for any more."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+        self._lock.release()
+
+
+def requests(directory: str, answered: Collection[str]) -> dict[str, dict[str, str]]:
+    """What is asked for in *directory* by those who still wait, but for what is *answered*: name -> directories."""
+    found: dict[str, dict[str, str]] = {}
+    with contextlib.suppress(OSError):
+        for name in sorted(set(os.listdir(directory)) - set(answered)) if directory else ():
+            path = os.path.join(directory, name)
+            lock = Lock(path)
+            with contextlib.suppress(OSError, ValueError):
+                if lock.take():
+                    os.unlink(path)  # nobody waits for it
+                else:
+                    with open(path, encoding="utf-8") as file:
+                        found[name] = dict(json.load(file))
+            lock.release()
+    return found
 
 
 def write_json(path: str, value: object) -> None:

@@ -89,10 +89,17 @@ class Place:
             os.path.commonpath([self.live, path]) == self.live for path in self.directories.values()
         )
 
-    def restore(self, seconds: float, *, since: float, arguments: Sequence[str] = ()) -> Step:
+    def restore(
+        self,
+        seconds: float,
+        *,
+        since: float,
+        arguments: Sequence[str] = (),
+        others: Sequence[Mapping[str, str]] = (),
+    ) -> Step:
         """Begin to restore, unless another process of this node has done so after *since*, with the same *arguments*
-        of the verb."""
-        return self._step("restore", seconds, since=since, modest=False, arguments=arguments)
+        of the verb. *others*: directories of other workers to be filled as well."""
+        return self._step("restore", seconds, since=since, modest=False, arguments=arguments, others=others)
 
     def publish(self, seconds: float, *, since: float | None = None, patient: bool = True) -> Step:
         """Begin to publish, at low priority. See `Step` for *since* and *patient*."""
