@@ -35,6 +35,11 @@ def cores() -> int:
         return os.cpu_count() or 1
 
 
+def most() -> int:
+    """How many workers there are at most: more than eight only wait for each other, in one directory."""
+    return min(cores(), 8)
+
+
 def each(
     function: Callable[[Task], Any],
     tasks: Sequence[Task],
@@ -47,7 +52,7 @@ def each(
     Results are made of numbers, strings, bytes, tuples, lists, dicts and None. *deadline*: `time.monotonic()`
     after which `TimeoutError` is raised and forked workers are killed, whatever they hang in.
     """
-    workers = min(workers or min(cores(), 8), len(tasks))
+    workers = min(workers or most(), len(tasks))
     if workers <= 1:
         return map(function, tasks)
     if may_fork() and len(tasks) <= _MOST_TASKS:

@@ -16,7 +16,7 @@ from cachehome.errors import IntegrityError, NotInStore
 from cachehome.families import Family
 from cachehome.store.backend import Backend
 from cachehome.store.manifest import Entry, Manifest, Pack
-from cachehome.store.pack import Layout, check_frame, decompressor, named
+from cachehome.store.pack import FRAME, Layout, check_frame, decompressor, named
 from cachehome.sync import parallel, portable
 from cachehome.sync.live import Live
 from cachehome.sync.scan import LocalEntry
@@ -25,7 +25,6 @@ _READ = 4 << 20  # stored bytes that a worker reads at once
 # The cost of a task, in raw bytes and what creating a file is worth in them: enough that opening a pack does not count,
 # little enough to share the work out evenly.
 _TASK = 8 << 20
-_LEAST = 1 << 20
 _FILE = 24 << 10
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -107,7 +106,7 @@ class Plan:
     def tasks(self) -> list[Task]:
         """The work in even shares."""
         cost = sum(place[1] + _FILE for found in self.places for place in found)
-        goal = max(_LEAST, min(_TASK, cost // (4 * parallel.cores())))
+        goal = max(FRAME, min(_TASK, cost // (3 * parallel.most())))
         return [
             Task(pack, layout, share)
             for pack, found in zip(self.manifest.packs, self.places, strict=True)
