@@ -78,7 +78,7 @@ def _drill(
 
 def run(backend: Backend) -> Iterator[Outcome]:
     """Each drill in turn, in an empty directory of its own. Raises `StoreUnavailable` where none could be played."""
-    scratch = Nested(backend, f"{SCRATCH}/drills-{os.uname().nodename}-{os.getpid()}")
+    scratch = Nested(backend, f"{SCRATCH}/drills-{os.urandom(4).hex()}")
     clear(scratch)
     try:
         for drill in DRILLS.values():

@@ -104,7 +104,8 @@ class Stress:
         self.load = load
         self.new_store = new_store
         self.prune = prune
-        self.me = f"{os.uname().nodename}-{os.getpid()}"
+        # Containers may share a host name, and each has a process 1.
+        self.me = f"{os.uname().nodename}-{os.urandom(4).hex()}"
         self.directory = ""
         self.end = 0.0
 

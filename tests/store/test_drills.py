@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from typing import Any
 
 import broken
 import pytest
+from fuse import mounted
 from memory import MemoryBackend
 
 from cachehome.store import drills
@@ -110,33 +113,39 @@ def test_a_whole_store_passes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_host_takes_part(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    words = [
-        sys.executable,
-        "-m",
-        "cachehome",
-        "doctor",
-        str(tmp_path),
-        "--json",
-        "--writers=3",
-        "--readers=2",
-    ]
-    first = subprocess.Popen([*words, "--stress", "7"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    members = tmp_path / "cachehome-stress" / "members"
-    until = time.monotonic() + 30
-    while not (members.is_dir() and list(members.iterdir())) and time.monotonic() < until:
-        time.sleep(0.05)
-    second = subprocess.run(
-        [*words, "--stress", "4", "--join"],
+def host(name: str, store: Path, at: Path, words: str) -> subprocess.Popen[str]:
+    """`cachehome doctor` as on a host of its own: host name, processes, and a mount of *store* of its own."""
+    script = f"hostname {name} && mount --bind {store} {at} && exec {sys.executable} -m cachehome doctor {at} {words}"
+    return subprocess.Popen(
+        ["unshare", "--uts", "--pid", "--mount", "--fork", "--mount-proc", "sh", "-c", script],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        check=False,
-        timeout=90,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    out, _ = first.communicate(timeout=90)
-    for report in map(json.loads, (out, second.stdout)):
-        assert report["sound"], report
-        assert report["stress"]["published"]
-    assert (first.returncode, second.returncode) == (0, 0)
-    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("kind", "names"), [("fuse", ("one", "two")), ("directory", ("same", "same"))])
+def test_a_second_host_takes_part(kind: str, names: tuple[str, str], tmp_path: Path) -> None:
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        pytest.skip("namespaces need root and unshare")
+    source, mount = tmp_path / "source", tmp_path / "mount"
+    places = tmp_path / "first", tmp_path / "second"
+    for path in (source, *places):
+        path.mkdir(mode=0o700)
+    with mounted(source, mount) if kind == "fuse" else contextlib.nullcontext():
+        store = mount if kind == "fuse" else source
+        small = "--json --writers 3 --readers 2"
+        first = host(names[0], store, places[0], f"{small} --stress 7")
+        members = source / "cachehome-stress" / "members"
+        until = time.monotonic() + 30
+        while not (members.is_dir() and list(members.iterdir())) and time.monotonic() < until:
+            time.sleep(0.05)
+        second = host(names[1], store, places[1], f"{small} --stress 4 --join")
+        found = [process.communicate(timeout=90) for process in (second, first)]
+        for out, talk in found:
+            report = json.loads(out or "{}")
+            assert report.get("sound"), (report, talk)
+            assert report["stress"]["published"]
+        assert (first.returncode, second.returncode) == (0, 0)
+        assert list(store.iterdir()) == []
