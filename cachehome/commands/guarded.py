@@ -22,10 +22,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 _LOOK_EVERY = 0.25
-_GRACE, _LONGEST = (
-    1.0,
-    10.0,
-)  # seconds without, and with, signs of life of a child that was told to end: it tidies up
+_GRACE = 1.0  # seconds that a child which was told to end may be silent: it removes what it has tried out
+_LONGEST = 10.0  # seconds that it may take for that in all
 _BLOCK = 1 << 16
 
 
