@@ -39,7 +39,7 @@ OWN = ".cachehome"
 INSIDE = ", in process"
 CALL = """
 import json, sys, time
-import filelock, orjson, zstandard
+import zstandard
 from cachehome.identity import Identity
 from cachehome.settings import Settings
 from cachehome.sync.publish import publish

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,13 +48,12 @@ def is_plain(name: str) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """Build, profile, and what was left out of both. `Identity.load` and `from_json` are the way back."""
 
     build: dict[str, Any]
     profile: dict[str, Any]
-    left_out: dict[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = MappingProxyType({})
 
     @property
     def build_key(self) -> str:
@@ -86,7 +85,7 @@ class Identity:
             "format": FORMAT,
             "build": self.build,
             "profile": self.profile,
-            "left_out": self.left_out,
+            "left_out": dict(self.left_out),
             "build_key": self.build_key,
             "profile_key": self.profile_key,
         }
@@ -178,8 +177,7 @@ def identity(
     return Identity(build, profile, dict(sorted(left_out.items())))
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(NamedTuple):
     """One field in which two identities differ, in *words* that say what it means and what to do.
 
     *kind*: "code" (another build: machine code can differ), "profile" (another set of kernels), "probe" (one side could

@@ -30,7 +30,7 @@ Exit code: 0 all is well, 1 something is not."""
 SETTINGS = ("store", "publish", "shared", "store_owners", "max_storage_bytes", "store_timeout_seconds")
 GUARDED = True
 LENIENT = True
-_LIBRARIES = ("zstandard", "orjson")
+_LIBRARIES = ("zstandard",)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import Any
 
 from cachehome.commands import marking, output
@@ -33,7 +32,7 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     rows: list[dict[str, Any]] = []
     for build in store.builds():
         denials = store.denied(build)
-        rows += [asdict(found) | {"build": build, "entries": len(found.entries)} for found in denials.lists]
+        rows += [found._asdict() | {"build": build, "entries": len(found.entries)} for found in denials.lists]
         rows += [{"build": build, "label": label, "problem": why} for label, why in denials.unreadable]
     if args.json:
         output.as_json({"store": store.url, "denied": rows})

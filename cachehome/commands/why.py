@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cachehome import causes
@@ -65,7 +64,7 @@ def _compare(args: argparse.Namespace, a: Identity, b: Identity, names: tuple[st
                 "b": {"name": names[1], "build": b.build_key, "profile": b.profile_key},
                 "same_build": same_build,
                 "same_profile": same_profile,
-                "differences": [asdict(difference) for difference in found],
+                "differences": [difference._asdict() for difference in found],
             }
         )
     else:

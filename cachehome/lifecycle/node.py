@@ -16,7 +16,6 @@ go, and where there are none everybody does its own work, which is right too.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
@@ -143,9 +142,7 @@ class Step:
                 self.others = [record_from(other) for other in details.pop("others", ())]
                 answers = details.pop("asked", {})
                 seconds = {"wait": wait, **record.seconds}
-                self._end(
-                    dataclasses.replace(record, seconds=seconds, details=details), tell=True, answers=answers
-                )
+                self._end(record._replace(seconds=seconds, details=details), tell=True, answers=answers)
         return self.record
 
     def stop(self, reason: str = "stopped") -> None:
@@ -182,7 +179,7 @@ class Step:
         if told is not None:
             if self.action == "publish" or told["directories"] == _identities(self._directories):
                 record = record_from(told["record"])
-                self._end(dataclasses.replace(record, details={**record.details, "by": told["by"]}))
+                self._end(record._replace(details={**record.details, "by": told["by"]}))
                 return
             if told["record"]["outcome"] == "hit" and not self._arguments:
                 assert self._own is not None
@@ -207,9 +204,7 @@ class Step:
             return None
         record = record_from(found)
         wait = round(time.monotonic() - self._asked, 3)
-        return dataclasses.replace(
-            record, seconds={"wait": wait}, details={**record.details, "by": told["by"]}
-        )
+        return record._replace(seconds={"wait": wait}, details={**record.details, "by": told["by"]})
 
     def _try(self, lock: Lock) -> bool:
         taken = lock.take()

@@ -107,7 +107,8 @@ class Run:
 
     def _around(self) -> Ended:
         try:
-            self._place = places.prepare(self._settings, self._environ, command=self._command)
+            place = places.prepare(self._settings, self._environ, command=self._command)
+            self._place = place.started_here()
         except Exception as error:  # a probe, a full disk, a strange home: the command runs, cold
             self._say(f"no warm start: {error}")
             if self._settings.require_warm:
@@ -266,7 +267,7 @@ class Run:
 
         told = self._settings.report_dir
         directories = [told] if told else [activity.below(live) for live in self._directories]
-        name, record = self._place.environ.get(watch.RUN, ""), dataclasses.asdict(restored)
+        name, record = self._place.environ.get(watch.RUN, ""), restored.to_json()
         found: list[Any] = []
 
         def look() -> None:
@@ -313,7 +314,7 @@ class Run:
     def _denied(self, record: Record) -> None:
         assert self._attempt is not None
         self._denying = None
-        record = dataclasses.replace(record, action="deny")
+        record = record._replace(action="deny")
         self._records.append(record)
         self._say(record.line())
         if record.outcome in ("hit", "miss"):

@@ -39,7 +39,7 @@ def restore_all(places: Sequence[Place], seconds: float, since: float) -> list[R
         return [first, *step.others]
     if first.outcome == "unavailable":  # for all of them
         details = {"message": first.details.get("message"), "by": "the first worker"}
-        return [first, *(dataclasses.replace(first, seconds={}, details=dict(details)) for _ in others)]
+        return [first, *(first._replace(seconds={}, details=dict(details)) for _ in others)]
     steps = [place.restore(max(1.0, until - time.monotonic()), since=since) for place in places[1:]]
     while sum(step.poll() is None for step in steps):
         time.sleep(0.02)
@@ -75,9 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     if args.source:
         first, *others = fill.each(args.source, [mine, *args.to])
-        record = dataclasses.replace(
-            first, details={**first.details, "others": [o.to_json() for o in others]}
-        )
+        record = first._replace(details={**first.details, "others": [o.to_json() for o in others]})
     else:
         record = guard.restore(
             fill.settings,
@@ -126,9 +124,7 @@ class _Fill:
                 told["others"] += [next(records).to_json() for _ in targets]
                 told["asked"] |= {name: next(records).to_json() for name in found}
                 targets = ()
-        return dataclasses.replace(
-            first, seconds=first.seconds | phases.seconds, details=first.details | told
-        )
+        return first._replace(seconds=first.seconds | phases.seconds, details=first.details | told)
 
 
 def remove(live: str, seconds: float = 60.0) -> None:

@@ -11,7 +11,6 @@ Ends in a `Record` in every case, and raises nothing.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import signal
@@ -154,7 +153,7 @@ class Transfer:
     def _finish(self, record: Record) -> None:
         # What no phase accounts for is the process: its interpreter, its imports, its end.
         other = round(max(0.0, self.seconds - sum(record.seconds.values())), 6)
-        self.record = dataclasses.replace(record, seconds={**record.seconds, "process": other})
+        self.record = record._replace(seconds={**record.seconds, "process": other})
         self._out.close()
         self._talk.close()
 
@@ -186,7 +185,7 @@ def failure(action: str, reason: str, outcome: str = "unavailable", **details: A
 
 def record_from(payload: Mapping[str, Any]) -> Record:
     """A record from its JSON object; what a newer writer added is left out."""
-    known = {field.name for field in dataclasses.fields(Record)}
+    known = set(Record._fields)
     return Record(**{key: value for key, value in payload.items() if key in known})
 
 

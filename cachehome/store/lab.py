@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Collection
-from dataclasses import replace
 
 from cachehome.errors import IntegrityError
 from cachehome.store.backend import Backend
@@ -53,7 +52,7 @@ class Lab:
         return store.commit(
             BUILD,
             profile,
-            replace(new, packs=(pack,)),
+            new._replace(packs=(pack,)),
             deadline=time.monotonic() + seconds,
             lost=lost,
             sources={pack.sha256: source},

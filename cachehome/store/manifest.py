@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from operator import add, gt
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cachehome.errors import IntegrityError, missing_extra
+from cachehome.store.document import read, write
 
 FORMAT = "cachehome-manifest"
 VERSION = 1
@@ -94,9 +95,8 @@ class Pack(NamedTuple):
         return f"packs/{self.sha256}.tar.zst"
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """A manifest in memory. Immutable: a new generation is made with `dataclasses.replace`."""
+class Manifest(NamedTuple):
+    """A manifest in memory. A new generation is made with `_replace`."""
 
     build: str
     profile: str
@@ -108,7 +108,7 @@ class Manifest:
     entries: dict[tuple[str, str], Entry]
     packs: tuple[Pack, ...]
     origins: tuple[dict[str, Any], ...]
-    publisher: dict[str, Any] = field(default_factory=dict)
+    publisher: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def file_count(self) -> int:
@@ -128,13 +128,13 @@ def encode(manifest: Manifest, sign: Any = None) -> bytes:
 
     Raises `IntegrityError` for entries that exclude each other: no reader would take it.
     """
-    orjson, zstandard = _libraries()
+    zstandard = load_zstandard()
     families = sorted({family for family, _ in manifest.entries})
     index = {family: number for number, family in enumerate(families)}
     _claim(manifest)
     entries = [manifest.entries[key] for key in sorted(manifest.entries)]
     files = [file for entry in entries for file in entry.files]
-    payload = orjson.dumps(
+    payload = write(
         {
             "build": manifest.build,
             "profile": manifest.profile,
@@ -143,7 +143,7 @@ def encode(manifest: Manifest, sign: Any = None) -> bytes:
             "parent": manifest.parent,
             "nonce": manifest.nonce,
             "created": manifest.created,
-            "publisher": manifest.publisher,
+            "publisher": dict(manifest.publisher),
             "families": families,
             "origins": manifest.origins,
             "packs": [
@@ -170,8 +170,8 @@ def encode(manifest: Manifest, sign: Any = None) -> bytes:
     stored: bytes = zstandard.ZstdCompressor(level=3).compress(payload)
     header = {"format": FORMAT, "version": VERSION, "sha256": hashlib.sha256(stored).hexdigest()}
     if sign is not None:
-        header["signature"] = sign(orjson.dumps(header))
-    return bytes(orjson.dumps(header)) + b"\n" + stored
+        header["signature"] = sign(write(header))
+    return write(header) + b"\n" + stored
 
 
 def _claim(manifest: Manifest) -> None:
@@ -192,15 +192,14 @@ def _claim(manifest: Manifest) -> None:
 
 def split(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
     """Header and stored payload of a manifest's bytes, the payload checked against the header, not yet decoded."""
-    orjson, _ = _libraries()
     line, newline, stored = data[: _MAX_HEADER + 1].partition(b"\n")
     try:
         if not newline:
             raise ValueError("no header line")
-        header = orjson.loads(line)
+        header = read(line)
         if header.get("format") != FORMAT:
             raise ValueError("another format")
-        if orjson.dumps(header) != line:
+        if write(header) != line:
             raise ValueError("written in another way than it is signed")
         if header["version"] != VERSION:
             raise ValueError(f"version {header['version']!r}, this cachehome reads {VERSION}")
@@ -219,11 +218,11 @@ def decode(data: bytes, name: str, verify: Any = None) -> Manifest:
 
     Raises `IntegrityError` for anything that is not exactly a manifest of version 1.
     """
-    orjson, zstandard = _libraries()
+    zstandard = load_zstandard()
     header, stored = split(data, name)
     if verify is not None:
         signature = header.pop("signature", None)
-        verify(orjson.dumps(header), signature)
+        verify(write(header), signature)
     try:
         raw = zstandard.get_frame_parameters(stored).content_size
         if not 0 < raw <= MAX_PAYLOAD or zstandard.frame_header_size(stored) >= len(stored):
@@ -232,8 +231,16 @@ def decode(data: bytes, name: str, verify: Any = None) -> Manifest:
         payload = decoder.decompress(stored)
         if len(payload) != raw or decoder.unused_data or not decoder.eof:
             raise ValueError("not one whole frame")
-        return _manifest(orjson.loads(payload))
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, zstandard.ZstdError) as error:
+        return _manifest(read(payload))
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        zstandard.ZstdError,
+        OverflowError,
+    ) as error:
         raise _broken(name, f"{type(error).__name__}: {error}") from None
 
 
@@ -427,10 +434,10 @@ def _broken(name: str, reason: str) -> IntegrityError:
     return IntegrityError(f"the manifest {name} is damaged: {reason}", name=name, reason="manifest_damaged")
 
 
-def _libraries() -> tuple[Any, Any]:
+def load_zstandard() -> Any:
+    """The library. Raises `MissingExtra`."""
     try:
-        import orjson
         import zstandard
-    except ImportError as error:
-        raise missing_extra(error.name or "zstandard", "sync") from None
-    return orjson, zstandard
+    except ImportError:
+        raise missing_extra("zstandard", "sync") from None
+    return zstandard

@@ -14,10 +14,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from cachehome.errors import ConfigError, IntegrityError
+from cachehome.store.document import read, write
 from cachehome.store.manifest import Entry, Manifest
 from cachehome.store.merge import Key, digest
 from cachehome.store.signing import seal, unseal
@@ -28,8 +28,7 @@ QUARANTINE, ROLLBACK, EVICTED = "quarantine", "rollback", "evicted"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
-@dataclass(frozen=True, slots=True)
-class Denied:
+class Denied(NamedTuple):
     """One list. *reason*: quarantine, rollback, or evicted: not bad, but not to be brought back before it *expires*
     (seconds since 1970; None: never)."""
 
@@ -51,14 +50,13 @@ class Denied:
         return self.reason != EVICTED
 
 
-@dataclass(frozen=True, slots=True)
-class Denials:
+class Denials(NamedTuple):
     """All lists of a build that are in force. *unreadable*: (label, why) of the others."""
 
     lists: tuple[Denied, ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()
     rows: frozenset[Row] = frozenset()
-    keys: frozenset[Key] = field(default=frozenset())
+    keys: frozenset[Key] = frozenset()
 
     @classmethod
     def of(cls, lists: Iterable[Denied], unreadable: Iterable[tuple[str, str]] = ()) -> Denials:
@@ -78,19 +76,15 @@ class Denials:
 
 def encode(name: str, denied: Denied, sign: Any = None) -> bytes:
     """The bytes of a list that is called *name* in the store."""
-    import orjson
-
-    document = asdict(denied) | {"entries": sorted(denied.entries)}
+    document = denied._asdict() | {"entries": sorted(denied.entries)}
     del document["label"]
-    return seal(name, bytes(orjson.dumps(document)), sign)
+    return seal(name, write(document), sign)
 
 
 def decode(name: str, data: bytes, verify: Any = None) -> Denied:
     """The list in these bytes. Raises `IntegrityError`, `Untrusted`."""
-    import orjson
-
     try:
-        document = orjson.loads(unseal(name, data, verify))
+        document = read(unseal(name, data, verify))
         rows = frozenset(
             (str(family), str(entry), str(found)) for family, entry, found in document["entries"]
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from cachehome.store.manifest import Entry, Manifest, Pack
 
@@ -15,8 +15,7 @@ Key = tuple[str, str]
 COMPACTED = "compacted"
 
 
-@dataclass(frozen=True, slots=True)
-class Addition:
+class Addition(NamedTuple):
     """What one publisher brings: entries whose `File.pack` counts in `packs`, and where they came from.
 
     *overwrite*: keys whose newer bytes replace older ones (growing entries); for all others the first one wins.
@@ -28,7 +27,7 @@ class Addition:
     origins: tuple[dict[str, Any], ...]
     overwrite: frozenset[Key] = frozenset()
     base: Manifest | None = None
-    publisher: dict[str, Any] = field(default_factory=dict)
+    publisher: Mapping[str, Any] = MappingProxyType({})
 
 
 def digest(entry: Entry, packs: tuple[Pack, ...]) -> str:
@@ -133,7 +132,7 @@ class Writer:
             self.packs.append(pack._replace(origin=self.origins.index(origin)))
         return self._place[pack.sha256]
 
-    def manifest(self, number: int, publisher: dict[str, Any]) -> Manifest:
+    def manifest(self, number: int, publisher: Mapping[str, Any]) -> Manifest:
         """What was collected, as generation *number* of a line that the caller fills in."""
         return Manifest(
             build="",

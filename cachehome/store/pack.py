@@ -13,10 +13,10 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from cachehome.errors import IntegrityError, missing_extra
-from cachehome.store.manifest import Pack
+from cachehome.errors import IntegrityError
+from cachehome.store.manifest import Pack, load_zstandard
 
 FRAME = 4 << 20
 BLOCK = 512
@@ -80,7 +80,7 @@ def padding(size: int) -> bytes:
 
 def compressor(compression: str) -> Callable[[bytes | memoryview], bytes]:
     """The function that makes one frame of raw bytes; *compression* is `none` or `zstd:LEVEL`."""
-    zstandard = _zstandard()
+    zstandard = load_zstandard()
     # "none": zstd's fastest level still makes a .zst that every tool reads; its negative levels skip most of
     # the work.
     level = -50 if compression == "none" else int(compression.partition(":")[2] or 3)
@@ -99,7 +99,7 @@ def compressor(compression: str) -> Callable[[bytes | memoryview], bytes]:
 def decompressor() -> Callable[[bytes | memoryview, int], bytes]:
     """The function that decodes one verified frame into exactly so many raw bytes. Raises
     `IntegrityError`."""
-    zstandard = _zstandard()
+    zstandard = load_zstandard()
     decoder = zstandard.ZstdDecompressor(max_window_size=1 << 27)
 
     def raw(stored: bytes | memoryview, size: int) -> bytes:
@@ -153,11 +153,3 @@ class Layout:
             offset += length
             size -= length
             frame += 1
-
-
-def _zstandard() -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise missing_extra("zstandard", "sync") from None
-    return zstandard

@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from cachehome.errors import IntegrityError, NotInStore, StoreError, StoreUnavailable, Untrusted
-from cachehome.store import marks
+from cachehome.store import document, marks
 from cachehome.store.backend import Backend, Nested
 from cachehome.store.manifest import MAX_STORED, Manifest, Pack, decode
 from cachehome.store.memory import Memory
@@ -102,11 +102,9 @@ class Reader:
 
     def identity(self, build: str, profile: str | None = None) -> dict[str, Any] | None:
         """The build's identity, or the profile's, as it was published; None if it is not there."""
-        import orjson
-
         name = f"{build}/profiles/{profile}/identity.json" if profile else f"{build}/identity.json"
         try:
-            found = orjson.loads(self.backend.get(name))
+            found = document.read(self.backend.get(name))
         except (NotInStore, IntegrityError, ValueError):
             return None
         return found if isinstance(found, dict) else None

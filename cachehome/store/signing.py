@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from cachehome.errors import ConfigError, IntegrityError, Untrusted, missing_extra
+from cachehome.store.document import read, write
 
 if TYPE_CHECKING:
     from cachehome.settings import Settings
@@ -99,8 +100,6 @@ def key_id(public: Any) -> str:
 
 def seal(name: str, data: bytes, sign: Sign | None = None) -> bytes:
     """A mark: *data* under a header that binds it to *name* (`<build>/denied/<label>`); *sign*: None for unsigned."""
-    import orjson
-
     header: dict[str, Any] = {
         "format": MARK,
         "version": VERSION,
@@ -108,21 +107,19 @@ def seal(name: str, data: bytes, sign: Sign | None = None) -> bytes:
         "sha256": hashlib.sha256(data).hexdigest(),
     }
     if sign is not None:
-        header["signature"] = sign(orjson.dumps(header))
-    return bytes(orjson.dumps(header)) + b"\n" + data
+        header["signature"] = sign(write(header))
+    return write(header) + b"\n" + data
 
 
 def unseal(name: str, sealed: bytes, verify: Verify | None = None) -> bytes:
     """What was sealed under *name*. Raises `IntegrityError`, and `Untrusted` if *verify* does."""
-    import orjson
-
     line, newline, data = sealed[: _MAX_HEADER + 1].partition(b"\n")
     try:
-        header = orjson.loads(line)
+        header = read(line)
         if not newline or header["format"] != MARK or header["version"] != VERSION:
             raise ValueError("not a mark that this cachehome reads")
         signature = header.pop("signature", None)
-        signed = bytes(orjson.dumps(header))
+        signed = write(header)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IntegrityError(f"{name} is damaged: {error}", name=name, reason="mark_damaged") from None
     if verify is not None:

@@ -11,7 +11,6 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from cachehome.errors import (
@@ -250,8 +249,7 @@ class Store(Reader):
     ) -> tuple[Generation, bool]:
         """Try to commit; (what was to be committed, whether it is there)."""
         self._must_sign()
-        manifest = replace(
-            proposal,
+        manifest = proposal._replace(
             build=build,
             profile=profile,
             line=base.manifest.line if base else os.urandom(16).hex(),

@@ -27,7 +27,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cachehome.errors import CommitConflict, IntegrityError, NotInStore, StoreError
@@ -222,7 +222,7 @@ class Stress:
         deadline = time.monotonic() + self.load.grace / 2
 
         ((pack, source),) = store.add_packs(BUILD, [(new.packs[0], stored)])
-        new = replace(new, packs=(pack,))
+        new = new._replace(packs=(pack,))
         try:
             generation, ours = store.commit(
                 BUILD, profile, new, deadline=deadline, sources={pack.sha256: source}

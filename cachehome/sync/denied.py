@@ -14,8 +14,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachehome.errors import ConfigError, NotInStore, StoreError
 from cachehome.families import Family
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
 _BLOCK = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveOut:
+class LeaveOut(NamedTuple):
     """What this host does without: the entries that generations brought which failed here.
 
     *line*: of generations, "": any. *up_to*: all generations up to this one, besides *numbers*. Local copies that are
@@ -148,7 +146,7 @@ def deny(settings: Settings, identity: Identity, line: str, numbers: Iterable[in
         return work.failed(error)
     if not denied:
         return work.record("miss", "nothing_to_deny")
-    return replace(work.record("hit", "denied"), entries=denied)
+    return work.record("hit", "denied")._replace(entries=denied)
 
 
 def _line(store: Store, build: str, profile: str, line: str) -> tuple[str, list[Manifest]]:

@@ -7,6 +7,7 @@ before theirs. What is of no known format can't be merged, and the last one publ
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 from cachehome.errors import IntegrityError
@@ -17,24 +18,20 @@ from cachehome.store.pack import Layout, check_frame, decompressor
 
 def merged(ours: bytes, theirs: bytes) -> bytes | None:
     """The union of two growing files, None if they have no format that is known."""
-    import orjson
-
     try:
-        one, two = orjson.loads(ours), orjson.loads(theirs)
-    except ValueError:
+        one, two = json.loads(ours), json.loads(theirs)  # as their compiler does: a timing may be Infinity
+    except (ValueError, RecursionError):
         return None
     if not isinstance(one, dict) or not isinstance(two, dict):
         return None
-    return bytes(orjson.dumps(_union(one, two), option=orjson.OPT_SORT_KEYS))
+    return json.dumps(_union(one, two), sort_keys=True).encode()
 
 
 def same(one: bytes, two: bytes) -> bool:
     """Whether two JSON files say the same."""
-    import orjson
-
     try:
-        return bool(orjson.loads(one) == orjson.loads(two))
-    except ValueError:
+        return bool(json.loads(one) == json.loads(two))
+    except (ValueError, RecursionError):
         return one == two
 
 

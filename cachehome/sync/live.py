@@ -3,7 +3,7 @@
     <family's live directory>/.cachehome/
         stamp           {"build", "whole", "restored_ns", "generation", "manifest"}: whose work lies here
         suspects        [sha256, ...]: packs that a restore found damaged
-        files           {path: [size, mtime_ns, inode, sha256]}: hashes that need not be computed again
+        files           {"path": [...], "size", "mtime_ns", "inode", "sha256"}: hashes that need not be computed again
         lock            one of a node's workers fetches at a time (flock; without it, go on)
         staging-*/      a restore that is under way, or was killed
         aside-*/        what was moved out of the way: broken or denied entries
@@ -18,22 +18,22 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachehome.errors import ConfigError
+from cachehome.store import document
 from cachehome.sync.scan import OWN, LocalFile
 
 if TYPE_CHECKING:
     from cachehome.settings import Settings
 
 _STAGING = "staging-"
+_COLUMNS = ("path", "size", "mtime_ns", "inode", "sha256")
 _ASIDE = "aside-"
 _OLD = 86_400.0  # seconds; nobody restores for a day, and nobody maps a moved library for longer than its job
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """Whose work lies in a live directory.
 
     *build*: full hash. *whole*: all of it is that build's, since it was empty when it was first stamped, or
@@ -63,19 +63,19 @@ class Live:
 
     def stamp(self) -> Stamp | None:
         """The stamp; None if the directory was never synced, or its stamp can't be read."""
-        document = self._load("stamp")
-        if not isinstance(document, dict):
+        found = self._load("stamp")
+        if not isinstance(found, dict):
             return None
         try:
-            found = Stamp(**document)
+            stamp = Stamp(**found)
         except TypeError:
             return None
-        kinds = (str, bool, int, int if found.generation is not None else type(None), str)
-        return found if tuple(map(type, astuple(found))) == kinds else None
+        kinds = (str, bool, int, int if stamp.generation is not None else type(None), str)
+        return stamp if tuple(map(type, stamp)) == kinds else None
 
     def write_stamp(self, stamp: Stamp) -> None:
         """Replace the stamp."""
-        self._store("stamp", asdict(stamp))
+        self._store("stamp", stamp._asdict())
 
     def now_ns(self) -> int:
         """The time that a file written here now would get: what `restored_ns` is compared with."""
@@ -87,38 +87,40 @@ class Live:
 
     def table(self) -> dict[str, list[Any]]:
         """The known hashes; {} if there are none that can be read."""
-        document = self._load("files")
-        return document if isinstance(document, dict) else {}
+        columns = self._load("files")
+        try:
+            rows = zip(*(columns[name] for name in _COLUMNS), strict=True)
+            return {str(path): row for path, *row in rows}
+        except (KeyError, TypeError, ValueError):
+            return {}
 
     def write_table(self, table: dict[str, list[Any]]) -> None:
         """Replace the known hashes. Two workers may race: a lost row costs one hash."""
-        self._store("files", table)
+        paths = list(table)
+        columns = zip(*table.values(), strict=True) if table else ([],) * 4
+        self._store("files", dict(zip(_COLUMNS, (paths, *columns), strict=True)))
 
     def suspects(self) -> list[str]:
         """Packs of the store that a restore found damaged, for the next publish to look at."""
-        document = self._load("suspects")
-        return [str(sha256) for sha256 in document] if isinstance(document, list) else []
+        found = self._load("suspects")
+        return [str(sha256) for sha256 in found] if isinstance(found, list) else []
 
     def write_suspects(self, packs: list[str]) -> None:
         """Replace the list."""
         self._store("suspects", packs)
 
     def _load(self, name: str) -> Any:
-        import orjson
-
         try:
             with open(os.path.join(self.own, name), "rb") as file:
-                return orjson.loads(file.read())
+                return document.read(file.read())
         except (OSError, ValueError):
             return None
 
-    def _store(self, name: str, document: Any) -> None:
-        import orjson
-
+    def _store(self, name: str, content: Any) -> None:
         path = os.path.join(self.own, name)
         temporary = f"{path}.{os.urandom(16).hex()}"
         with open(temporary, "wb", opener=_only_mine) as file:
-            file.write(orjson.dumps(document))
+            file.write(document.write(content))
         os.replace(temporary, path)
 
     # -- moving things ------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -22,15 +21,15 @@ from cachehome.sync.live import Live, Stamp, row
 from cachehome.sync.scan import LocalEntry, LocalFile
 
 
-@dataclass(slots=True)
 class Source:
     """One family's live directory during a publish."""
 
-    family: Family
-    live: Live
-    stamp: Stamp | None
-    local: dict[str, LocalEntry] = field(default_factory=dict)
-    table: dict[str, list[Any]] = field(default_factory=dict)
+    def __init__(self, family: Family, live: Live, stamp: Stamp | None) -> None:
+        self.family = family
+        self.live = live
+        self.stamp = stamp
+        self.local: dict[str, LocalEntry] = {}
+        self.table: dict[str, list[Any]] = {}
 
 
 class _Chunk(NamedTuple):

@@ -23,6 +23,8 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
+from cachehome.store.document import read
+
 GROUP = "__grp__"
 _CONTENT_NAMED = re.compile(
     r"((?:.*/)?(?:fxgraph/[^/]+|aotautograd)/[^/]+)/[^/]+"
@@ -130,9 +132,7 @@ def check_local(path: str, name: str) -> str:
 
 
 def _object(data: bytes | memoryview) -> dict[str, Any]:
-    import orjson
-
-    document = orjson.loads(data)  # its error is a ValueError
+    document = read(data)
     if not isinstance(document, dict):
         raise ValueError("not a JSON object")
     return document

@@ -16,13 +16,12 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cachehome.errors import ConfigError, StoreError
 from cachehome.store import gc
-from cachehome.store.manifest import Entry, Manifest, check_path
+from cachehome.store.manifest import Entry, Manifest, Pack, check_path
 from cachehome.store.marks import Denials
 from cachehome.store.store import Addition, Generation, Store
 from cachehome.sync import copies, growing, portable
@@ -41,12 +40,12 @@ if TYPE_CHECKING:
 def publish(
     settings: Settings | None = None,
     identity: Identity | None = None,
-    directories: Mapping[str, str] | None = None,
+    directories: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
     *,
     adopt: bool = False,
 ) -> Record:
     """Publish what the live *directories* (family name -> path; None: those in effect) hold and the store
-    lacks.
+    lacks. Several sets of them, the slots of a node, make one generation together.
 
     Never raises for what a store or a file system can do; the record says it. *adopt*: directories that were
     never stamped hold this build's work and no other's. Raises `ConfigError` for settings that can't be
@@ -62,20 +61,34 @@ def publish(
 
 
 class _Publish(Work):
-    def __init__(self, settings: Settings, identity: Identity, directories: Mapping[str, str] | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        identity: Identity,
+        directories: Mapping[str, str] | Sequence[Mapping[str, str]] | None,
+    ) -> None:
         from cachehome import families
 
         super().__init__("publish", settings, identity)
         catalogue = families.catalogue(plugins=True)
         if directories is None:
             directories = in_effect(settings)
-        self.sources = [
-            Source(catalogue[name], live, live.stamp())
-            for name, live in ((name, Live(path)) for name, path in directories.items() if name in catalogue)
-            if os.path.isdir(live.directory)
-        ]
+        self.sources: list[Source] = []
+        self.sets: list[range] = []  # numbers of the sources that lie together
+        for one in (directories,) if isinstance(directories, Mapping) else directories:
+            begin = len(self.sources)
+            for name, live in ((name, Live(path)) for name, path in one.items() if name in catalogue):
+                if os.path.isdir(live.directory):
+                    self.sources.append(Source(catalogue[name], live, live.stamp()))
+            self.sets.append(range(begin, len(self.sources)))
         self.denials = Denials()
-        self.details["directories"] = {s.family.name: s.live.directory for s in self.sources}
+        found = [self._directories(numbers) for numbers in self.sets]
+        self.details["directories"] = found[0]
+        if len(found) > 1:
+            self.details["slots"] = found
+
+    def _directories(self, numbers: Iterable[int]) -> dict[str, str]:
+        return {self.sources[n].family.name: self.sources[n].live.directory for n in numbers}
 
     def run(self, adopt: bool) -> Record:
         settings = self.settings
@@ -154,33 +167,39 @@ class _Publish(Work):
             replaced = self._merge_growing(store, base, wanted, kept)
         if head is None and base is not None:
             # Its first own generation names the packs of the profile that it started from.
-            base = replace(base, entries=kept)
+            base = base._replace(entries=kept)
         mend = head is not None and bool(lost)
         if not any(wanted) and not mend and (head is not None or not kept):
             return self._done(head, "unchanged" if head else "nothing_to_publish")
         limit = self._over_limit(store)
         if limit:
             return limit
-        spool = Spool(
-            self.sources,
-            wanted,
-            self.settings.compression,
-            self.settings.slim == "publish",
-            deadline,
-            replaced,
-        )
+        spools = [
+            Spool(
+                self.sources,
+                [names if number in numbers else [] for number, names in enumerate(wanted)],
+                self.settings.compression,
+                self.settings.slim == "publish",
+                deadline,
+                replaced,
+            )
+            for numbers in self.sets
+        ]
         try:
             with self.phases("pack"):
-                spool.make()
-            addition = self._addition(spool, base, wanted)
+                for spool in spools:
+                    spool.make()
+            addition = self._addition(spools, base, wanted)
             if not addition.entries and not mend and (head is not None or not kept):
                 return self._done(head, "nothing_sound")
-            limit = self._over_limit(store, sum(pack.size for pack, _ in spool.packs))
+            made = sum(pack.size for spool in spools for pack, _ in spool.packs)
+            limit = self._over_limit(store, made)
             if limit:
                 return limit
             with self.phases("upload"):
-                stored = store.add_packs(build, spool.files(), lost)
-                addition = replace(addition, packs=tuple(pack for pack, _ in stored))
+                paths = [path for spool in spools for _, path in spool.files()]
+                stored = store.add_packs(build, zip(addition.packs, paths, strict=True), lost)
+                addition = addition._replace(packs=tuple(pack for pack, _ in stored))
                 sources = {pack.sha256: path for pack, path in stored}
                 # The same files give the same pack: what is back need not be left out of the line.
                 mended = any(sha256 in sources for sha256 in lost)
@@ -189,7 +208,7 @@ class _Publish(Work):
                 store.add_identity(
                     build,
                     profile,
-                    replace(identity, profile={}).to_json().encode(),
+                    identity._replace(profile={}).to_json().encode(),
                     identity.to_json().encode(),
                 )
             with self.phases("commit"):
@@ -197,18 +216,18 @@ class _Publish(Work):
                     build, profile, addition, deadline=deadline, lost=lost, sources=sources
                 )
         finally:
-            spool.remove()
-        self._remember(spool)
+            for spool in spools:
+                spool.remove()
+        self._remember(spools)
         with self.phases("prune"):
             gc.on_the_way(store, build, gc.Rules.of(self.settings))
         reason = "published" if ours else "mended" if mended else "others_were_faster"
         files = [file for entry in addition.entries.values() for file in entry.files]
-        return replace(
-            self._done(generation, reason),
+        return self._done(generation, reason)._replace(
             entries=len(addition.entries),
             files=len(files),
             bytes=sum(file.size for file in files),
-            fetched_bytes=sum(pack.size for pack, _ in spool.packs),
+            fetched_bytes=made,
         )
 
     def _unreadable(self, number: int, error: StoreError) -> None:
@@ -216,7 +235,7 @@ class _Publish(Work):
 
     def _done(self, generation: Generation | None, reason: str) -> Record:
         record = self.record("hit" if generation else "miss", reason)
-        return replace(record, generation=generation.number if generation else None)
+        return record._replace(generation=generation.number if generation else None)
 
     def _leave_out_denied(self, denials: Denials) -> None:
         """Forget local entries that are denied: they must not come back."""
@@ -251,6 +270,7 @@ class _Publish(Work):
         conflicts = 0
         gone = {n for n, pack in enumerate(base.packs) if pack.sha256 in lost} if base else set()
         keys = self._keys(base, gone)
+        taken: set[tuple[str, str, tuple[tuple[str, int], ...]]] = set()
         for number, source in enumerate(self.sources):
             ir = source.family.ir
             changed_table = False
@@ -258,20 +278,25 @@ class _Publish(Work):
                 there = base.entries.get((source.family.name, name)) if base else None
                 if base and there and self.denials.denies(there, base):
                     there = None  # other bytes are welcome
-                if there and _more(source.local[name], there, ir):
+                if there and _more(source.local[name], there, ir, self.settings.slim == "publish"):
                     source.local[name] = source.local[name]._replace(growing=True)
                 entry = source.local[name]
+                # What another slot has made alike comes from there; one of another size may be cut short.
+                alike = (entry.family, name, tuple((file.suffix, file.size) for file in entry.files))
                 if there is None or any(file.pack in gone for file in there.files):
-                    if self._nameable(entry):
+                    if self._nameable(entry) and (_merges(entry) or alike not in taken):
                         wanted[number].append(name)
+                        taken.add(alike)
                     continue
                 same, hashed = _same(source, entry, there, ir)
+                same = same and not (there.slim and entry.growing)
                 changed_table = changed_table or hashed
                 if same or not entry.growing:
                     kept[there.key] = there
                     conflicts += not same
-                else:
+                elif _merges(entry) or alike not in taken:
                     wanted[number].append(name)
+                    taken.add(alike)
             if changed_table:
                 with contextlib.suppress(OSError):
                     source.live.make()
@@ -282,6 +307,8 @@ class _Publish(Work):
             if found:
                 wanted[number] = [name for name in wanted[number] if name not in found]
                 self.details["copies"] = self.details.get("copies", 0) + len(found)
+            if len(self.sets) > 1:  # the next slot's are copies of these
+                keys[source.family.name] |= copies.kept(wanted[number], source.live.directory)
         if conflicts:
             self.details["conflicts"] = conflicts
         return wanted, kept
@@ -318,74 +345,102 @@ class _Publish(Work):
         kept: dict[tuple[str, str], Entry],
     ) -> dict[tuple[int, str], bytes]:
         """(number of the source, path) -> bytes to publish instead of the local file's: theirs and ours together."""
-        replaced = {}
+        replaced: dict[tuple[int, str], bytes] = {}
+        having: dict[tuple[str, str], list[int]] = {}
         for number, source in enumerate(self.sources):
-            for name in list(wanted[number]):
-                there = base.entries.get((source.family.name, name)) if base else None
-                if base is None or there is None or not source.local[name].growing:
-                    continue
-                try:
-                    with open(os.path.join(source.live.directory, name), "rb") as file:
-                        ours = file.read()
+            for name in wanted[number]:
+                if _merges(source.local[name]):
+                    having.setdefault((source.family.name, name), []).append(number)
+        for (family, name), numbers in having.items():
+            there = base.entries.get((family, name)) if base else None
+            if there is None and len(numbers) == 1:
+                continue
+            union, theirs = None, b""
+            try:
+                union = _read(self.sources[numbers[0]], name)
+                for number in numbers[1:]:
+                    union = union and growing.merged(union, _read(self.sources[number], name))
+                if base is not None and there is not None:
                     pack = base.packs[there.files[0].pack]
                     theirs = growing.stored(store.backend, self.identity.build_key, pack, there.files[0])
-                except (StoreError, OSError):
-                    continue  # damaged or gone: ours replaces it
-                union = growing.merged(ours, theirs)
-                if union is None:
-                    continue
-                if growing.same(union, theirs):
-                    wanted[number].remove(name)
-                    kept[there.key] = there
-                else:
-                    replaced[number, name] = union
+                    union = union and growing.merged(union, theirs)
+            except (StoreError, OSError):
+                continue  # damaged or gone: ours replaces it
+            if union is None:
+                continue
+            for number in numbers[1:]:
+                wanted[number].remove(name)
+            if there is not None and growing.same(union, theirs):
+                wanted[numbers[0]].remove(name)
+                kept[there.key] = there
+            else:
+                replaced[numbers[0], name] = union
         return replaced
 
-    def _addition(self, spool: Spool, base: Manifest | None, wanted: list[list[str]]) -> Addition:
+    def _addition(self, spools: list[Spool], base: Manifest | None, wanted: list[list[str]]) -> Addition:
         entries: dict[tuple[str, str], Entry] = {}
         left_out: dict[str, str] = {}
         growing = set()
-        for number, source in enumerate(self.sources):
-            for name in wanted[number]:
-                problem, entry = spool.entry(number, name)
-                if entry is None:
-                    left_out[f"{source.family.name}/{name}"] = problem
-                    continue
-                entries[entry.key] = entry
-                if source.local[name].growing:
-                    growing.add(entry.key)
+        packs: list[Pack] = []
+        for origin, (spool, numbers) in enumerate(zip(spools, self.sets, strict=True)):
+            for number in numbers:
+                for name in wanted[number]:
+                    problem, entry = spool.entry(number, name)
+                    if entry is None:
+                        left_out[f"{self.sources[number].family.name}/{name}"] = problem
+                        continue
+                    files = tuple(file._replace(pack=file.pack + len(packs)) for file in entry.files)
+                    entries[entry.key] = entry._replace(files=files)
+                    if self.sources[number].local[name].growing:
+                        growing.add(entry.key)
+            packs += (pack._replace(origin=origin) for pack, _ in spool.packs)
         if left_out:
             self.details.setdefault("left_out", {}).update(left_out)
         publisher = self._publisher()
-        origin = {
-            "directories": {source.family.name: source.live.directory for source in self.sources},
-            "tag": host_tag(self.identity),
-            "slot": self.settings.slot,
-            "publisher": publisher,
-        }
-        packs = tuple(pack for pack, _ in spool.packs)
-        return Addition(entries, packs, (origin,), frozenset(growing), base, publisher)
+        origins = tuple(
+            {
+                "directories": self._directories(numbers),
+                "tag": host_tag(self.identity),
+                "slot": self.settings.slot,
+                "publisher": publisher,
+            }
+            for numbers in self.sets
+        )
+        return Addition(entries, tuple(packs), origins, frozenset(growing), base, publisher)
 
     def _publisher(self) -> dict[str, Any]:
         from cachehome import __version__
 
         return {"cachehome": __version__, "profile": self.identity.profile_key}
 
-    def _remember(self, spool: Spool) -> None:
+    def _remember(self, spools: list[Spool]) -> None:
         """Keep the hashes, so that the next publish need not read what it published now."""
-        for number, source in enumerate(self.sources):
-            fresh = spool.rows(number)
-            if not fresh:
-                continue
-            with contextlib.suppress(OSError):
-                source.live.make()
-                source.live.write_table(source.table | fresh)
+        for spool, numbers in zip(spools, self.sets, strict=True):
+            for number in numbers:
+                fresh = spool.rows(number)
+                source = self.sources[number]
+                if fresh:
+                    with contextlib.suppress(OSError):
+                        source.live.make()
+                        source.live.write_table(source.table | fresh)
 
 
-def _more(entry: LocalEntry, there: Entry, ir: tuple[str, ...]) -> bool:
-    """Whether a local entry has all files of *there*, and others: it was published before it was finished."""
+def _merges(entry: LocalEntry) -> bool:
+    """Whether *entry* is one growing file."""
+    return entry.growing and not entry.files[0].suffix
+
+
+def _read(source: Source, name: str) -> bytes:
+    with open(os.path.join(source.live.directory, name), "rb") as file:
+        return file.read()
+
+
+def _more(entry: LocalEntry, there: Entry, ir: tuple[str, ...], slim: bool) -> bool:
+    """Whether a local entry has more than *there*, which was published before it was finished, or slim."""
     ours = {file.suffix for file in entry.files if not (ir and file.suffix.endswith(ir))}
-    return ours > {file.suffix for file in there.files if not (ir and file.suffix.endswith(ir))}
+    theirs = {file.suffix for file in there.files if not (ir and file.suffix.endswith(ir))}
+    whole = there.slim and not slim and len(entry.files) > len(there.files)
+    return ours > theirs or (whole and ours == theirs)
 
 
 def _same(source: Source, entry: LocalEntry, there: Entry, ir: tuple[str, ...]) -> tuple[bool, bool]:

@@ -16,8 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachehome.errors import CommitConflict, StoreError, StoreUnavailable
 
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 OUTCOMES = ("hit", "miss", "rejected", "unavailable", "disabled")
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One restore or publish. See the module's docstring for the fields."""
 
     action: str
@@ -42,12 +40,12 @@ class Record:
     files: int = 0
     bytes: int = 0
     fetched_bytes: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    details: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = {}  # noqa: RUF012 - nobody changes a record
+    details: dict[str, Any] = {}  # noqa: RUF012
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON types; `Record(**record.to_json())` is the record again."""
-        return asdict(self)
+        return self._asdict()
 
     def line(self) -> str:
         """The record for people."""

@@ -12,7 +12,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -263,7 +262,7 @@ class _Restore(Work):
         skipped, introduced_by = self._choose(manifest)
         try:
             with self.phases("fetch"):
-                plan = Plan(manifest, self.targets, slim=self.settings.slim != "off")
+                plan = Plan(manifest, self.targets, slim=self.settings.slim in ("restore", "publish"))
                 self._check_room(plan.size, sum(map(len, plan.places)))
                 deadline = time.monotonic() + self.settings.store_timeout_seconds
                 fetched = plan.run(store.backend, deadline)
@@ -289,8 +288,7 @@ class _Restore(Work):
             return self.record("miss", "other_host", **details)
         if usable and usable == skipped.get("left_out"):
             return self.record("miss", "left_out", **details)
-        return replace(
-            self.record("hit", "restored" if entries else "already_there", **details),
+        return self.record("hit", "restored" if entries else "already_there", **details)._replace(
             generation=manifest.number,
             entries=entries,
             files=files,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cachehome.errors import IntegrityError, NotInStore
@@ -32,17 +31,17 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 Place = tuple[int, int, str, int, str, int]
 
 
-@dataclass(slots=True)
 class Target:
     """One family's live directory during a restore."""
 
-    family: Family
-    live: Live
-    local: dict[str, LocalEntry] = field(default_factory=dict)
-    table: dict[str, list[Any]] = field(default_factory=dict)
-    wanted: list[Entry] = field(default_factory=list)
-    staging: str = ""
-    descriptor: int = -1
+    def __init__(self, family: Family, live: Live) -> None:
+        self.family = family
+        self.live = live
+        self.local: dict[str, LocalEntry] = {}
+        self.table: dict[str, list[Any]] = {}
+        self.wanted: list[Entry] = []
+        self.staging = ""
+        self.descriptor = -1
 
     def open_staging(self) -> None:
         """Make the staging directory that files are written into."""

@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import make_golden
@@ -94,7 +93,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         )
         family = draw(st.sampled_from(["inductor", "triton"]))
         entries[family, name] = Entry(family, name, draw(st.integers(1, 7)), draw(st.booleans()), files)
-    return replace(base, entries=entries)
+    return base._replace(entries=entries)
 
 
 @settings(max_examples=60, deadline=None)

@@ -314,9 +314,8 @@ def replays(place: Place) -> dict[str, Any]:
     manifest = decode(signed, "x")
 
     def other(**changes: Any) -> bytes:
-        from dataclasses import replace
 
-        return header + b"\n" + encode(replace(manifest, **changes)).partition(b"\n")[2]
+        return header + b"\n" + encode(manifest._replace(**changes)).partition(b"\n")[2]
 
     return {
         "another number": signed,

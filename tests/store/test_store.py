@@ -6,7 +6,6 @@ import hashlib
 import shutil
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,7 +112,7 @@ def test_holes_and_strays_are_legal(lab: Lab, memory: MemoryBackend) -> None:
 
 def test_numbers_have_no_upper_end(lab: Lab, memory: MemoryBackend) -> None:
     lab.publish(a="1")
-    manifest = replace(lab.store.read(BUILD, "p", 1).manifest, number=99_999_999)
+    manifest = lab.store.read(BUILD, "p", 1).manifest._replace(number=99_999_999)
     from cachehome.store.manifest import encode
 
     memory.put(f"{G}/99999999", encode(manifest))
@@ -305,7 +304,7 @@ def test_a_profile_that_starts_from_another_one_counts_its_own_generations(lab: 
     assert base is not None
     new, stored = addition({"d": b"4"})
     lab.store.backend.put(f"{BUILD}/{new.packs[0].name}", stored)
-    new = replace(new, base=base.manifest)
+    new = new._replace(base=base.manifest)
     generation, _ = lab.store.commit(BUILD, "q", new, deadline=time.monotonic() + 5)
     assert generation.number == 1
     assert {entry.since for entry in generation.manifest.entries.values()} == {1}

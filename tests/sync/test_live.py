@@ -106,7 +106,7 @@ def test_directories_follow_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     both = live.in_effect(Settings())
-    assert set(both) == {"inductor", "triton"}
+    assert {"inductor", "triton"} <= set(both)
     assert both["triton"] == both["inductor"] + "/triton"
     assert set(live.in_effect(Settings(families=("inductor",)))) == {"inductor"}
     assert "/rank3/" in live.in_effect(Settings(slot="rank3"))["inductor"]

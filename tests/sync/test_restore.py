@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -390,4 +389,4 @@ def test_generations_are_chosen_by_number(
 def test_identity_of_the_manifest_is_checked_by_the_store(published: Path, identity: Identity) -> None:
     store = Store.open(str(published))
     assert store.read(identity.build_key, "default", 1).manifest.number == 1
-    assert store.identity(identity.build_key) == replace(identity, profile={}).to_dict()
+    assert store.identity(identity.build_key) == identity._replace(profile={}).to_dict()
