@@ -113,7 +113,7 @@ def _hook() -> None:
                 hook_record = values.get(APPLIED, "")
         # Else it is off, or not a wish, which `cachehome status` shows. A parent may have been on.
         live = os.environ.get("TORCHINDUCTOR_CACHE_DIR") if APPLIED in os.environ else None
-        if "CACHEHOME_DIAGNOSTICS" in os.environ or (live and os.path.exists(f"{live}/.cachehome/stamp")):
+        if "CACHEHOME_DIAGNOSTICS" in os.environ or (live and os.path.exists(stamp_of(live))):
             from cachehome import _boot
 
             _boot.observe()
@@ -124,6 +124,11 @@ def _hook() -> None:
             from cachehome import _boot
 
             _boot.explain()
+
+
+def stamp_of(live: str) -> str:
+    """The stamp of the directory that Inductor uses: an engine that moved it did so below its own root."""
+    return live.partition("/torch_compile_cache/")[0] + "/.cachehome/stamp"
 
 
 def ordinary(environ: "Mapping[str, str]", wanted: str) -> dict[str, str] | None:

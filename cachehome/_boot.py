@@ -23,10 +23,12 @@ def activate() -> None:
 
 def observe() -> None:
     """Watch torch and Triton, if diagnostics are on, or a directory of ours is in effect that was restored."""
+    import cachehome
+
     count = os.environ.get("CACHEHOME_DIAGNOSTICS", "").strip().lower() not in OFF
     if count or "CACHEHOME_APPLIED" in os.environ:
         live = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
-        if count or os.path.exists(f"{live}/.cachehome/stamp"):
+        if count or os.path.exists(cachehome.stamp_of(live)):
             if os.environ.get("CACHEHOME", "").strip().lower() in ("0", "off"):
                 return
             from cachehome.observe import watch

@@ -327,10 +327,11 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         "slim",
-        _choice("off", "restore", "publish"),
-        "off",
-        "off, restore or publish",
-        "restore: files that a warm start never reads are stored, not fetched; publish: nor stored",
+        _choice("auto", "off", "restore", "publish"),
+        "auto",
+        "auto, off, restore or publish",
+        "restore: files that a warm start never reads are stored, not fetched; publish: nor stored; auto: restore"
+        " where `run` or a Session starts a Python with the start-up hook, else off",
     ),
     Setting(
         "require_warm",

@@ -9,6 +9,7 @@ ROOT/.node/                                      what the processes of this node
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import tempfile
@@ -21,6 +22,7 @@ from cachehome.identity import Identity, identity
 from cachehome.lifecycle.node import Step
 from cachehome.lifecycle.transfer import Transfer, environment
 from cachehome.observe import watch
+from cachehome.probes.interpreter import HOOK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
@@ -52,6 +54,20 @@ class Place:
     def live(self) -> str | None:
         """The directory that holds all of ours."""
         return self.found.live
+
+    @property
+    def repaired(self) -> bool:
+        """Whether a Python of this job loads our repairs when it starts: the hook was seen in its interpreter, and it
+        will find the stamp of a restore."""
+        return (
+            HOOK in self.identity.left_out and home.APPLIED in self.environ and "inductor" in self.directories
+        )
+
+    def started_here(self) -> Place:
+        """This place for processes that we start: a restore may leave out what they make again when it is read."""
+        if self.settings.slim != "auto" or not self.repaired:
+            return self
+        return dataclasses.replace(self, settings=self.settings.replace(slim="restore"))
 
     @property
     def slot(self) -> str:

@@ -25,6 +25,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from cachehome import _boot
 from cachehome.errors import CacheHomeError, NotWarm, StoreError
 from cachehome.identity import identity as identity_of
 from cachehome.lifecycle import place as places
@@ -105,13 +106,17 @@ class Session:
             who = self._identity or identity_of(settings, self._environ)
             self._reporter = Reporter(settings.report_dir, "session")
             names: list[str | None] = [*self._slots] or [None]
-            self._places = [places.place_of(settings, who, self._environ, slot=name) for name in names]
+            self._places = [
+                places.place_of(settings, who, self._environ, slot=name).started_here() for name in names
+            ]
             for note in dict.fromkeys(note for place in self._places for note in place.notes):
                 log.warning("cachehome: %s", note)
             self._restore(settings)
         if not self._slots:
             for place in self._places:
                 place.apply(self._environ)
+            if self._environ is os.environ:
+                _boot.observe()  # this very process started before there was anything to repair
         return self
 
     def _restore(self, settings: Settings) -> None:

@@ -32,7 +32,6 @@ _PATIENCE = 2.0  # seconds at the end of a process
 OLD = 14 * 86_400.0  # seconds after which a log may go
 PREFIX, SUFFIX = "activity-", ".jsonl"
 VARIABLES = {"inductor": "TORCHINDUCTOR_CACHE_DIR", "triton": "TRITON_CACHE_DIR"}
-ENGINES = ("VLLM_CACHE_ROOT", "SGLANG_CACHE_DIR")
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
 
@@ -168,9 +167,7 @@ def place() -> tuple[str, bool]:
     if told:
         return told, True
     live = next((os.environ[variable] for variable in VARIABLES.values() if os.environ.get(variable)), "")
-    # An engine has moved it below its own root: that is where a report looks.
-    roots = [root for variable in ENGINES if (root := os.environ.get(variable, ""))]
-    live = next((root for root in roots if live.startswith(root.rstrip(os.sep) + os.sep)), live)
+    live = live.partition("/torch_compile_cache/")[0]  # an engine's root, where a report looks, too
     return (below(live) if os.path.isabs(live) else ""), False
 
 

@@ -3,13 +3,16 @@
 A slim restore leaves out what a launch never reads: Triton's source, ttir, ttgir, llir, ptx, amdgcn. Those who do
 read it ask the kernel, `kernel.asm["ttir"]`. Here such a kernel is compiled again when it is asked for the first
 time, which also completes its directory. Overrides and dumps (TRITON_KERNEL_OVERRIDE, TRITON_KERNEL_DUMP) act
-while a kernel is compiled and never read a cached one.
+while a kernel is compiled and never read a cached one, so they do nothing here either.
 
-AOTInductor packs the assembly of each kernel that it compiles: for those it is there before anybody asks.
+AOTInductor packs the assembly of each kernel that it compiles: for those it is there before anybody asks. A kernel
+that a compile worker has loaded is pickled without means to compile it; in the process that launches it, its
+autotuner has them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,20 +25,20 @@ TEXTS = {
     "hsaco": ("source", "ttir", "ttgir", "llir", "amdgcn"),
 }
 
+_classes: dict[type, Any] = {}  # Triton's class of what a kernel holds -> ours below it
+
 
 def install(module: Any) -> None:
     """Repair `triton.compiler.compiler`."""
     try:
         plain = patches.member(module, "AsmDict")
         compile_kernel = patches.member(module, "compile")
-        lazy = _lazy(plain)
+        _classes[plain] = _lazy(plain)
 
         def made(_none: Any, args: tuple[Any, ...], _kwargs: Any) -> None:
             kernel = args[0]
-            if type(kernel.asm) is plain and texts_of(kernel.asm):
-                kernel.asm.__class__ = lazy
-                # Not the kernel itself: a cycle would keep its module on the GPU.
-                kernel.asm.complete = partial(complete, compile_kernel, kernel.src, kernel.metadata)
+            # Not the kernel itself: a cycle would keep its module on the GPU.
+            _make_lazy(kernel.asm, partial(complete, compile_kernel, kernel.src, kernel.metadata))
 
         patches.after(patches.member(module, "CompiledKernel"), "__init__", made)
     except patches.Unfamiliar as error:
@@ -44,10 +47,12 @@ def install(module: Any) -> None:
         log.watched("ir")
 
 
-def install_aot(module: Any) -> None:
-    """Repair `torch._inductor.runtime.triton_heuristics`, for kernels that AOTInductor will pack."""
+def install_autotuners(module: Any) -> None:
+    """Repair `torch._inductor.runtime.triton_heuristics`: kernels that AOTInductor will pack, and unpickled ones."""
     try:
-        patches.after(patches.member(module, "CachingAutotuner"), "_precompile_config", _packed)
+        autotuner = patches.member(module, "CachingAutotuner")
+        patches.after(autotuner, "_precompile_config", _packed)
+        patches.before(autotuner, "_make_launchers", _loaded)
     except patches.Unfamiliar as error:
         log.watched("ir", str(error))
 
@@ -56,6 +61,29 @@ def _packed(result: Any, args: tuple[Any, ...], _kwargs: Any) -> None:
     asm: Any = getattr(getattr(result, "kernel", None), "asm", None)
     if (args[0].inductor_meta or {}).get("store_cubin") and hasattr(asm, "complete"):
         asm.fill()
+
+
+def _loaded(args: tuple[Any, ...], _kwargs: Any) -> None:
+    autotuner = args[0]
+    for result in autotuner.compile_results:
+        asm = getattr(result.kernel, "asm", None)
+        if asm is not None:
+            _make_lazy(asm, partial(_again, autotuner, result.config))
+
+
+def _again(autotuner: Any, config: Any) -> dict[str, Any]:
+    """The texts of a kernel that was compiled elsewhere, by having its *autotuner* load it here."""
+    if autotuner.fn.fn is None:
+        autotuner.fn = autotuner._reload_kernel().fn  # noqa: SLF001 - as torch does before it compiles one more
+    asm = autotuner._precompile_config(config).kernel.asm  # noqa: SLF001
+    return dict(asm.items())
+
+
+def _make_lazy(asm: Any, complete: Callable[[], dict[str, Any]]) -> None:
+    """Let *asm* fetch its texts by *complete* when somebody asks, if it is a slim kernel's."""
+    if type(asm) in _classes and texts_of(asm):
+        asm.__class__ = _classes[type(asm)]
+        asm.complete = complete
 
 
 def texts_of(asm: Any) -> tuple[str, ...]:
@@ -77,6 +105,9 @@ def complete(compile_kernel: Any, source: Any, facts: Any) -> dict[str, Any]:
     }
     with knobs.compilation.scope():
         knobs.compilation.always_compile = True
+        # The kernel as it was, and all of it: what acts on kernels while they are compiled has had its chance.
+        for name in ("override", "dump_ir", "store_binary_only"):
+            setattr(knobs.compilation, name, False)
         again = compile_kernel(source, target=metadata["target"], options=options)
     log.add(kernels_completed=1)
     return dict(again.asm)

@@ -25,7 +25,7 @@ REPAIRS: "Table" = {
     "torch._inductor.runtime.compile_tasks": (("cachehome.observe.toolchain", "install"),),
     "torch._inductor.runtime.triton_heuristics": (
         ("cachehome.observe.choices", "install"),
-        ("cachehome.observe.ir", "install_aot"),
+        ("cachehome.observe.ir", "install_autotuners"),
     ),
     "triton.compiler.compiler": (("cachehome.observe.ir", "install"),),
 }

@@ -11,6 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from cachehome import switch
 from cachehome.probes import (
     ABSENT,
     ProbeError,
@@ -43,6 +44,7 @@ _PATH_VARIABLES = (
     "PYTHONPLATLIBDIR",
 )
 _MARK = "cachehome-build:"
+HOOK = "python.hook"  # in what is left out, where our start-up hook was seen in the interpreter
 # Runs in the other interpreter. Our package is lent without its neighbours: a path entry would lend these, too.
 _LENT = """
 import sys
@@ -50,12 +52,13 @@ if sys.version_info < {oldest}:
     sys.exit("it is Python %d.%d" % sys.version_info[:2])
 sys.dont_write_bytecode = True
 search = [entry for entry in sys.path[1:] if entry]
+hooked = getattr(sys.modules.get("cachehome"), "hook_ran", False)
 import importlib.util as util
 spec = util.spec_from_file_location("cachehome", {package!r} + "/__init__.py", submodule_search_locations=[{package!r}])
 sys.modules["cachehome"] = module = util.module_from_spec(spec)
 spec.loader.exec_module(module)
 from cachehome.probes import interpreter
-interpreter.answer(search)
+interpreter.answer(search, hooked)
 """
 
 
@@ -98,12 +101,17 @@ def build(settings: Settings, job: Job) -> tuple[dict[str, Any], dict[str, str]]
         "packages": list(settings.packages),
     }
     if job.python is None:
-        return probe(job.environ, wishes, packages.search_path())
+        return probe(job.environ, wishes, packages.search_path(), hooked=bool(switch.hooked()))
     return _ask(job, wishes)
 
 
 def probe(
-    environ: Mapping[str, str], wishes: Mapping[str, Any], search: Sequence[str], *, lent: bool = False
+    environ: Mapping[str, str],
+    wishes: Mapping[str, Any],
+    search: Sequence[str],
+    *,
+    lent: bool = False,
+    hooked: bool = False,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Ask every probe in this process. Programs are started first and read last, so that they run side by side."""
     from cachehome.probes.toolchain import Toolchain
@@ -133,15 +141,17 @@ def probe(
         "image": value(source.image, wishes["image"]) if wishes["image"] else ABSENT,
         "build_key": wishes["build_key"],
     }
+    if hooked:
+        left_out[HOOK] = "it runs when this Python starts, so that a slim restore will do"
     left_out["machine.threads"] = f"{_threads()}: in torch's own key of every graph with C++ code"
     return parts, left_out
 
 
-def answer(search: Sequence[str]) -> None:
-    """What the lent package does in the other interpreter: print its build."""
+def answer(search: Sequence[str], hooked: bool) -> None:
+    """What the lent package does in the other interpreter: print its build. *hooked*: our hook has run in it."""
     wishes = json.load(sys.stdin)
     existing = [entry for entry in search if os.path.isdir(entry)]
-    document = json.dumps(probe(os.environ, wishes, existing, lent=True))
+    document = json.dumps(probe(os.environ, wishes, existing, lent=True, hooked=hooked))
     sys.stdout.write(f"\n{_MARK}{document}\n")
 
 

@@ -255,6 +255,41 @@ def test_slim_publish_does_not_store_what_is_never_read(
     )
 
 
+def test_a_whole_copy_replaces_a_slim_one(
+    store: Path, settings: Settings, identity: Identity, triton_cache: Path, tmp_path: Path
+) -> None:
+    where = {"triton": str(triton_cache)}
+    publish(settings.replace(slim="publish"), identity, where, adopt=True)
+    assert publish(settings.replace(slim="publish"), identity, where).reason == "unchanged"
+    whole = publish(settings, identity, where)
+    assert (whole.reason, whole.entries) == ("published", 4)
+    manifest = Store.open(str(store)).read(identity.build_key, "default", 2).manifest
+    assert not any(entry.slim for entry in manifest.entries.values())
+    assert publish(settings, identity, where).reason == "unchanged"
+    restore(settings.replace(slim="restore"), identity, {"triton": str(tmp_path / "slim")})
+    assert publish(settings, identity, {"triton": str(tmp_path / "slim")}).reason == "unchanged"
+
+
+def test_a_directory_published_too_early_is_completed(
+    store: Path, settings: Settings, identity: Identity, tmp_path: Path
+) -> None:
+    live = tmp_path / "vllm"
+    restore(settings, identity, {"vllm": str(live)})
+    part = live / "torch_compile_cache" / "0123456789" / "rank_0_0" / "backbone"
+    part.mkdir(parents=True)
+    (part / "artifact").write_bytes(b"graph")
+    publish(settings, identity, {"vllm": str(live)})
+    (part / "vllm_compile_cache.py").write_text("{}")
+    (part / "cache_key_factors.json").write_text('{"env": {}}')
+    assert publish(settings, identity, {"vllm": str(live)}).reason == "published"
+    assert publish(settings, identity, {"vllm": str(live)}).reason == "unchanged"
+    restore(settings, identity, {"vllm": str(tmp_path / "copy")})
+    copied = {path.name for path in (tmp_path / "copy").rglob("*/backbone/*")}
+    assert copied == {"artifact", "vllm_compile_cache.py"}
+    (part / "artifact").unlink()
+    assert publish(settings, identity, {"vllm": str(live)}).reason == "unchanged", "less is no progress"
+
+
 def test_switches_and_limits(settings: Settings, identity: Identity, live: Path) -> None:
     fill(live, one=PYTHON)
     where = {"inductor": str(live)}
