@@ -83,7 +83,10 @@ _INDUCTOR = (
     ("file", r"[a-z0-9]{2}/[^/]+\.(?:py|best_config|kernel_perf)"),
     ("growing", r"cache/[^/]+"),
 )
-_TRITON = (("tree", r"(?:[0-9]+/)?[A-Z2-7]{52}"),)
+_TRITON = (
+    ("tree", r"(?:[0-9]+/)?[A-Z2-7]{52}"),
+    ("growing", r"(?:[0-9]+/)?kernel_seconds\.json"),  # ours: observe/kernels.py
+)
 _INDUCTOR_NEVER = (
     r"(?:.*/)?[^/]*_CxxBuild(?:/.*)?",  # the working directory of a compiler that was killed
     r"(?:.*/)?gcc(?:/.*)?",  # a whole conda compiler

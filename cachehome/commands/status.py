@@ -13,7 +13,7 @@ from cachehome.commands import activation, output
 from cachehome.settings import Settings
 
 DESCRIPTION = "Say where the compile caches of this environment lie, who said so, how large they are."
-SETTINGS = ("families", "local", "slot")
+SETTINGS = ("families", "local", "slot", "slim")
 LENIENT = True
 
 
@@ -54,10 +54,19 @@ def status(settings: Settings) -> dict[str, Any]:
             for row in rows
         },
         "skipped": [{"what": what, "why": why} for what, why in answer.skipped],
+        "slim": _slim(settings),
         "too_late": early.too_late(),
         "notes": [*answer.notes, *home.warnings(answer), *_nameless(), *_unknown_cpu(answer.tag)],
         "problems": [str(problem) for problem in settings.problems],
     }
+
+
+def _slim(settings: Settings) -> dict[str, str]:
+    """What is asked for, and what `run` and a Session in this Python make of it."""
+    means = settings.slim
+    if means == "auto":
+        means = "restore" if switch.hooked() else "off"
+    return {"setting": settings.slim, "run": means}
 
 
 def _size(directory: str | None, all_of_them: set[str]) -> dict[str, Any]:
@@ -138,6 +147,12 @@ def _text(document: dict[str, Any]) -> list[str]:
         lines.append(
             f"{name:11} {place}  ({size if row['directory'] else 'not ours'}; {row['variable']} {who})"
         )
+    slim = document["slim"]
+    if slim["setting"] == "auto":
+        why = "the hook is installed" if slim["run"] == "restore" else "the hook is not installed"
+        lines.append(f"slim        auto: {slim['run']} under `run` and in a Session, since {why}; else off")
+    else:
+        lines.append(f"slim        {slim['setting']}")
     lines += [f"skipped     {skipped['what']}: {skipped['why']}" for skipped in document["skipped"]]
     if document["too_late"]:
         lines.append(f"too late    {document['too_late']}")

@@ -84,6 +84,8 @@ class Activity:
     made_seconds: dict[str, float] = field(default_factory=dict)
     """Key of a Triton kernel that was compiled to how long that took."""
     used: dict[str, list[str]] = field(default_factory=dict)
+    known_seconds: dict[str, float] = field(default_factory=dict)
+    """Key of a Triton kernel that was found to how long it took to compile, where whoever did measured it."""
 
     def __getitem__(self, counter: str) -> float | None:
         return self.counts.get(counter)
@@ -167,6 +169,7 @@ def total(processes: list[Process]) -> Activity:
     used: dict[str, list[str]] = {}
     tuned: list[str] = []
     made: dict[str, float] = {}
+    known: dict[str, float] = {}
     directories: dict[str, list[str]] = {}
     for process in processes:
         for event in process.events:
@@ -175,7 +178,10 @@ def total(processes: list[Process]) -> Activity:
                 name = event.get("name") or ("" if what == "fx" else event.get("key"))
                 missed.setdefault(what, []).append(str(name or ""))
             elif kind == "used":
-                used.setdefault(what, []).append(str(event.get("key", "")))
+                key = str(event.get("key", ""))
+                used.setdefault(what, []).append(key)
+                if isinstance(event.get("seconds"), (int, float)):
+                    known[key] = float(event["seconds"])
             elif kind == "tuned":
                 tuned.append(str(event.get("name") or event.get("file") or ""))
             elif kind == "made" and isinstance(event.get("seconds"), (int, float)):
@@ -199,6 +205,7 @@ def total(processes: list[Process]) -> Activity:
         tuned=tuned,
         directories=directories,
         made_seconds=made,
+        known_seconds=known,
         used=used,
     )
 

@@ -6,10 +6,17 @@
     triton_seconds  from a miss to the group's writing
 
 On a warm GPU start these stay near 0: Inductor loads its kernels by itself, and `autotuners_loaded` counts them.
+
+Triton notes nowhere how long a kernel took. Here it is kept in `kernel_seconds.json` of Triton's live directory,
+{key: seconds}, which is published and restored with the kernels, so that a start elsewhere knows what it was spared.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import json
+import os
 import threading
 import time
 from typing import Any
@@ -17,7 +24,23 @@ from typing import Any
 from cachehome.observe import compilers, patches
 from cachehome.observe.activity import log
 
+TIMES = "kernel_seconds.json"
+_EVERY = 2.0  # seconds between two times that they are written, since a process may be killed
+
 _missed = threading.local()  # key -> when it was missed, by this thread
+_lock = threading.Lock()
+_known: dict[str, dict[str, float]] = {}  # live directory -> what its file says
+_fresh: dict[str, dict[str, float]] = {}  # the same of what was measured here and is not written yet
+_written_at = 0.0
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread that is not here may have held the old one
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def watch_cache(module: Any) -> None:
@@ -45,7 +68,8 @@ def _looked_up(found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     key = str(args[0].key)
     # Triton 3.6 and 3.7 answer with an empty or a partial group when children are gone.
     if found and name in found:
-        log.note("used", what="triton", key=key)
+        seconds = known(_live(args[0])).get(key)
+        log.note("used", what="triton", key=key, **({} if seconds is None else {"seconds": seconds}))
         log.add(triton_hits=1)
         return
     times: dict[str, float] = vars(_missed).setdefault("times", {})
@@ -63,3 +87,49 @@ def _written(_path: Any, args: tuple[Any, ...], _kwargs: Any) -> None:
     seconds = round(time.perf_counter() - began, 3)
     log.note("made", what="triton", key=key, seconds=seconds)
     log.add(triton_puts=1, triton_seconds=seconds)
+    _remember(_live(args[0]), key, seconds)
+
+
+def _live(manager: Any) -> str:
+    return os.path.dirname(manager.cache_dir) if manager.cache_dir else ""
+
+
+def known(live: str) -> dict[str, float]:
+    """How long the kernels of a live directory took to compile, as far as anybody measured it."""
+    if live not in _known:
+        _known[live] = _read(live)
+    return _known[live]
+
+
+def _read(live: str) -> dict[str, float]:
+    try:
+        with open(os.path.join(live, TIMES), "rb") as file:
+            document = json.load(file)
+        return {str(key): float(seconds) for key, seconds in document.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _remember(live: str, key: str, seconds: float) -> None:
+    with _lock:
+        if not _fresh:
+            atexit.register(_write)
+        _fresh.setdefault(live, {})[key] = seconds
+        due = time.monotonic() - _written_at > _EVERY
+    if due:
+        _write()
+
+
+def _write() -> None:
+    """Add what was measured to the files. Of two processes that write at once, one loses what the other knows."""
+    global _written_at
+    with _lock:
+        _written_at = time.monotonic()
+        for live, measured in _fresh.items():
+            path = os.path.join(live, TIMES)
+            temporary = f"{path}.{os.getpid()}.tmp"
+            with contextlib.suppress(OSError):
+                _known[live] = _read(live) | measured
+                with open(temporary, "w", encoding="utf-8") as file:
+                    json.dump(_known[live], file)
+                os.replace(temporary, path)

@@ -72,7 +72,7 @@ def judge(
     """The verdict on *activity*.
 
     *restored*: the record of the restore before it, if there was one. *times*: seconds that Triton kernels took to
-    compile, by key, as older logs know them.
+    compile, by key, as older logs know them, for those of which the restored directory says nothing.
     """
     record = restored or {}
     causes = list(_of_restore(record))
@@ -101,14 +101,18 @@ def judge(
         state = "partly warm"
     else:
         state = "unknown" if blind else "warm"
-    saved, partly = _saved(activity, times or {})
+    saved, untold = _saved(activity, times or {})
     if state == "warm":
         notes, causes = [*causes], []
     else:
         notes = []
     (notes if state != "unknown" else causes).extend(_blind(activity))
     notes += _notes(activity)
-    return Verdict(state, tuple(causes), tuple(notes), families, saved, partly)
+    if untold:
+        notes.append(
+            Cause("saved_unknown", f"time saved: unknown for {untold} hits, compiled without diagnostics")
+        )
+    return Verdict(state, tuple(causes), tuple(notes), families, saved, bool(untold))
 
 
 def require(verdict: Verdict, families: Iterable[str]) -> list[Cause]:
@@ -246,12 +250,14 @@ def _blind(activity: Activity) -> list[Cause]:
     return [Cause("unknown", f"{group}: unknown, {why}") for group, why in activity.unknown.items()]
 
 
-def _saved(activity: Activity, times: Mapping[str, float]) -> tuple[float | None, bool]:
-    partly = bool(activity["saved_unknown"])
+def _saved(activity: Activity, times: Mapping[str, float]) -> tuple[float | None, int]:
+    """(seconds, how many of the hits never told how long they took to make)."""
+    unknown = int(activity["saved_unknown"] or 0)
     parts = [value for name in ("saved_fx_seconds", "saved_aot_seconds") if (value := activity[name])]
     for key in activity.used.get("triton", ()):
-        if key in times:
-            parts.append(times[key])
+        seconds = activity.known_seconds.get(key, times.get(key))
+        if seconds is None:
+            unknown += 1
         else:
-            partly = True
-    return (round(sum(parts), 3), partly) if parts else (None, partly)
+            parts.append(seconds)
+    return (round(sum(parts), 3) if parts else None), unknown

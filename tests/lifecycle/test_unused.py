@@ -26,6 +26,7 @@ def test_a_directory_that_the_job_replaced(node):
     assert "publish: hit" in first.stderr
     node.wipe()
     assert "WARNING" not in node.run(*python, **on).stderr
+    assert next(node.home.rglob("kernel_seconds.json")), "what was measured there came along"
     node.wipe()
     elsewhere = str(node.directory / "elsewhere")
     said = node.run(*python, elsewhere, **on).stderr

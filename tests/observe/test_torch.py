@@ -8,6 +8,7 @@ import pytest
 from conftest import Python
 
 from cachehome.observe import history
+from cachehome.observe.verdict import judge
 
 pytestmark = pytest.mark.slow
 
@@ -46,3 +47,15 @@ def test_triton_is_counted(python: Python, tmp_path: Path) -> None:
     assert [warm[name] for name in ("triton_hits", "triton_misses", "triton_puts", "ptxas")] == [2, 0, 0, 0]
     assert sorted(cold.missed["triton"]) == ["add", "gelu"]
     assert set(warm.used["triton"]) == set(cold.made_seconds)
+    assert warm.known_seconds == cold.made_seconds
+    found = judge(warm)
+    assert (found.saved_seconds, found.saved_partly) == (round(sum(cold.made_seconds.values()), 3), False)
+    (tmp_path / "triton" / "kernel_seconds.json").unlink()
+    done = python(
+        code,
+        CACHEHOME_DIAGNOSTICS="1", CACHEHOME_REPORT_DIR=str(reports), TRITON_CACHE_DIR=str(tmp_path / "triton"),
+        CACHEHOME_RUN="2",
+    )  # fmt: skip
+    untold = judge(history.runs(history.logs(str(reports)))[-1])
+    assert (untold.saved_seconds, untold.saved_partly) == (None, True)
+    assert "time saved: unknown for 2 hits" in untold.notes[-1].text
