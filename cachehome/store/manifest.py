@@ -345,7 +345,7 @@ def _entries(payload: dict[str, Any], raw: list[int]) -> Iterator[Entry]:
     if min(columns["family"], default=0) < 0 or (total and min(map(min, (sizes, offsets, packs))) < 0):
         raise ValueError("a number below zero")
     # By column, not by file: there may be a hundred thousand of them.
-    if max(packs, default=0) >= len(raw) or any(
+    if max(packs, default=-1) >= len(raw) or any(
         map(gt, map(add, offsets, sizes), map(raw.__getitem__, packs))
     ):
         raise ValueError("a file lies outside its pack")

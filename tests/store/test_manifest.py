@@ -37,6 +37,13 @@ def test_what_is_written_is_version_1() -> None:
     assert header["sha256"] == hashlib.sha256(made.partition(b"\n")[2]).hexdigest()
 
 
+def test_a_manifest_without_entries_is_read() -> None:
+    """All that it was to hold may be denied."""
+    whole = make_golden.manifest()[0]
+    manifest = whole._replace(entries={}, packs=(), origins=())
+    assert decode(encode(manifest), "empty") == manifest
+
+
 def test_the_keys_of_version_1() -> None:
     document = payload((GOLDEN / "v1.manifest").read_bytes())
     assert sorted(document) == [

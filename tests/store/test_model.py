@@ -119,7 +119,7 @@ class Model(RuleBasedStateMachine):
     def pin(self, profile: str, data: st.DataObject) -> None:
         numbers = self.lab.numbers(profile)
         if numbers:
-            label = f"pin{len(self.pinned)}"
+            label = next(f"pin{n}" for n in range(len(self.pinned) + 1) if f"pin{n}" not in self.pinned)
             number = data.draw(st.sampled_from(numbers))
             try:
                 assert self.lab.store.pin(BUILD, profile, number, label)
