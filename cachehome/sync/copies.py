@@ -46,6 +46,11 @@ def redundant(
     return found
 
 
+def kept(names: Collection[str], directory: str) -> set[str]:
+    """The keys of those entries that are to be published of *directory*, as far as they are sound."""
+    return {key for name in names if (key := portable.graph_key(name)) and _sound(directory, name)}
+
+
 def _sound(directory: str, name: str) -> bool:
     try:
         return not portable.check_local(os.path.join(directory, name), name)

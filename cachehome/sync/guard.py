@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from cachehome.sync import parallel
@@ -56,7 +56,7 @@ def restore(
 def publish(
     settings: Settings | None = None,
     identity: Identity | None = None,
-    directories: Mapping[str, str] | None = None,
+    directories: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
     *,
     adopt: bool = False,
 ) -> Record:
