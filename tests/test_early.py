@@ -79,6 +79,8 @@ cachehome.activate()
     assert [line.partition("=")[0] for line in lines] == [
         f"cachehome {INDUCTOR}",
         "cachehome TRITON_CACHE_DIR",
+        "cachehome VLLM_CACHE_ROOT",
+        "cachehome SGLANG_CACHE_DIR",
     ]
 
 

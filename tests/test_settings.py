@@ -50,7 +50,7 @@ def test_where_the_file_is_looked_for(tmp_path: Path) -> None:
 def test_empty_is_unset(tmp_path: Path) -> None:
     settings = load(tmp_path, {"CACHEHOME_STORE": "", "CACHEHOME_SLIM": "  "})
     assert settings.store == ()
-    assert settings.slim == "off"
+    assert settings.slim == "auto"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_settings_are_immutable_and_replaceable(tmp_path: Path) -> None:
     with pytest.raises(AttributeError):
         settings.profile = "y"
     other = settings.replace(slim="restore")
-    assert (other.profile, other.slim, settings.slim) == ("x", "restore", "off")
+    assert (other.profile, other.slim, settings.slim) == ("x", "restore", "auto")
     with pytest.raises(TypeError, match="stor"):
         Settings(stor="/x")
 
