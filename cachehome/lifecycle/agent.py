@@ -29,7 +29,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from cachehome import home
-from cachehome.lifecycle.node import Lock, write_json
+from cachehome.lifecycle.locks import Lock, write_json
 from cachehome.lifecycle.reports import Reporter
 from cachehome.lifecycle.rounds import Publishing
 from cachehome.lifecycle.transfer import environment, importable
@@ -299,7 +299,7 @@ class Agent:
         return bool(self._settings.store) and self._settings.publish
 
     def _publish(self, kind: str, seconds: float) -> Publishing:
-        return Publishing([self._place], seconds, kind=kind, at_once=1, patient=kind == "final")
+        return Publishing([self._place], seconds, kind=kind, patient=kind == "final")
 
     def _ended(self, publishing: Publishing, seconds: float = 0.0) -> bool:
         """See a round through, if it has not ended, and tell of it; whether it did its work."""

@@ -2,7 +2,7 @@
 
     PRIORITY   low: yield CPU and disk to the job; normal: the job is waiting for this
     SECONDS    its whole process group ends after so long, also when whoever started it is gone
-    VERB ...   what `cachehome` is told, `fill` (`slots`) or `deny` (`starts`)
+    VERB ...   what `cachehome` is told, `fill` or `gather` (`slots`), `deny` (`starts`)
 
 Set by the process itself: code between fork and exec is not safe in a driver that has threads.
 """
@@ -30,10 +30,10 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _leave)
     if priority == "low":
         be_modest()
-    if command[0] == "fill":
-        from cachehome.lifecycle.slots import main as fill
+    if command[0] in ("fill", "gather"):
+        from cachehome.lifecycle.slots import main as slots
 
-        return fill(command[1:])
+        return slots(command)
     if command[0] == "deny":
         from cachehome.lifecycle.starts import main as deny
 

@@ -2,15 +2,15 @@
 
     <key>.restore.lock     who restores now; the others wait for its result
     <key>.restore.json     that result, good for whoever began before it was there
-    <key>.asked/<name>     directories that who waits wants filled, too, locked as long as it waits: who restores
-                           clones them in the same process (`slots`), and tells of them in its result
     <key>.publish.lock     who publishes now; the others wait, or leave it to that one
     <key>.publish.json     that result, good for whoever asked before that one began
     publish-<n>.lock       one for each of `publish_tasks_per_node`
+    <key>.<action>.asked/  what those that wait ask of the one at work (`asked`)
 
-`<key>` names an identity, and for publishing the live directories too: one worker fetches, and those that come too
-late to ask clone from it themselves. Locks are an optimisation and belong to the kernel: who dies lets
-go, and where there are none everybody does its own work, which is right too.
+`<key>` names an identity and a store, and for publishing the live directories too. One worker fetches, and clones
+for those that wait with directories of their own (`slots`); one publishes what those that wait have made. Locks are an
+optimisation and belong to the kernel: who dies lets go, and where there are none everybody does its own work, which
+is right too.
 """
 
 from __future__ import annotations
@@ -22,51 +22,15 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from cachehome.lifecycle.asked import Request
+from cachehome.lifecycle.locks import Lock, write_json
 from cachehome.lifecycle.transfer import Transfer, failure, record_from
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from cachehome.lifecycle.transfer import Action
     from cachehome.sync.record import Record
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None  # type: ignore[assignment]
-
-
-class Lock:
-    """A lock of the kernel on a file that is never removed: a removed one would have two holders."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._file = -1
-
-    def take(self) -> bool:
-        """Whether it is ours now. Where there are no locks it always is."""
-        if self._file >= 0 or fcntl is None:
-            return True
-        try:
-            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError:
-            return True
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            return False
-        except OSError:  # ENOLCK, EOPNOTSUPP, ...
-            os.close(file)
-            return True
-        self._file = file
-        return True
-
-    def release(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
 
 
 class Step:
@@ -91,7 +55,7 @@ class Step:
     ) -> None:
         """Begin.
 
-        *directories* map families to paths; *others* are those of workers to be filled as well. *state* is the
+        *directories* map families to paths; *others* are those of workers that it is done for as well. *state* is the
         directory of this page, None if there is none. *seconds* bounds the wait for the turn and the work together.
         Another process's result is taken over if it is news to somebody who asked at *since* (seconds since the
         epoch); None: never. *at_once* bounds how many such steps of this node work at the same time. If not *patient*,
@@ -108,23 +72,28 @@ class Step:
         self._directories = dict(directories)
         self._options: dict[str, Any] = {"environ": environ, "identity": identity, "modest": modest}
         self._arguments = list(arguments)
-        self._wanted = [dict(other) for other in others]
+        self._others = [dict(other) for other in others]
         self.others: list[Record] = []
-        """How the others were filled; none where they were not."""
-        self._asked_for: Request | None = None
+        """How it ended for the others; none where they were not reached."""
+        self._request: Request | None = None
         self._asked_in = ""
         self._result = ""
         self._own: Lock | None = None
         self._shares: list[Lock] = []
         self._share: Lock | None = None
         if state is not None:
-            paths = sorted(set(directories.values())) if action == "publish" else arguments
-            name = hashlib.sha256("\0".join((key, *paths)).encode()).hexdigest()[:16]
-            self._result = os.path.join(state, f"{name}.{action}.json")
-            self._own = Lock(os.path.join(state, f"{name}.{action}.lock"))
-            if action == "restore" and not arguments:  # what is left out must be looked for in each directory
-                self._asked_in = os.path.join(state, f"{name}.asked")
+            everywhere = {path for one in (directories, *others) for path in one.values()}
+            mine = sorted(everywhere) if action == "publish" else arguments
+
+            def named(*words: str) -> str:
+                digest = hashlib.sha256("\0".join((key, *words)).encode()).hexdigest()[:16]
+                return os.path.join(state, f"{digest}.{action}")
+
+            self._result = f"{named(*mine)}.json"
+            self._own = Lock(f"{named(*mine)}.lock")
             self._shares = [Lock(os.path.join(state, f"{action}-{n}.lock")) for n in range(at_once)]
+            if action == "publish" or not arguments:  # what is left out is looked for in each directory
+                self._asked_in = f"{named(*arguments)}.asked"
 
     @property
     def pid(self) -> int | None:
@@ -137,12 +106,10 @@ class Step:
         if self._transfer is not None and self.record is None:
             record = self._transfer.poll()
             if record is not None:
-                wait = round(self._began - self._asked, 3)
                 details = dict(record.details)
                 self.others = [record_from(other) for other in details.pop("others", ())]
-                answers = details.pop("asked", {})
-                seconds = {"wait": wait, **record.seconds}
-                self._end(record._replace(seconds=seconds, details=details), tell=True, answers=answers)
+                seconds = {"wait": round(self._began - self._asked, 3), **record.seconds}
+                self._end(record._replace(seconds=seconds, details=details), tell=True)
         return self.record
 
     def stop(self, reason: str = "stopped") -> None:
@@ -164,16 +131,18 @@ class Step:
     def _take_turn(self) -> None:
         """Start the transfer, or end without one, or leave things as they are until the next look."""
         late = time.monotonic() - self._asked >= self._seconds
-        if self._asked_for is not None and (answer := self._answer(self._asked_for)):
-            self._end(answer)
+        if self._request is not None and (answer := self._request.answer()):
+            wait = round(time.monotonic() - self._asked, 3)
+            self.others = answer[1:]
+            self._end(answer[0]._replace(seconds={"wait": wait}))
             return
         if self._own is not None and not self._own.take():
-            if self._asked_in and self._asked_for is None:
-                self._asked_for = Request(self._asked_in, self._directories)
             if late:
                 self._end(failure(self.action, "time_limit", waited_for="another process of this node"))
             elif not self._patient:
                 self._end(failure(self.action, "another_worker", "disabled"))
+            elif self.action == "restore":
+                self._ask()
             return
         told = self._news()
         if told is not None:
@@ -185,26 +154,28 @@ class Step:
                 assert self._own is not None
                 self._own.release()  # others clone at the same time
                 self._since = None
-                self._go("fill", ["--from", json.dumps(told["paths"]), "--to", json.dumps(self._wanted)])
+                self._go("fill", ["--from", json.dumps(told["paths"]), "--to", json.dumps(self._others)])
                 return
-        if self._shares and not any(self._try(lock) for lock in self._shares):
+        served = self._request is not None and self._request.claimed()
+        if self._shares and (served or not any(self._try(lock) for lock in self._shares)):
             if late:
                 self._end(failure(self.action, "time_limit", waited_for="a free place on this node"))
+            else:
+                self._ask()
             return
+        if self._request is not None:
+            self._request.withdraw()
         if self._asked_in:
-            self._go("fill", ["--to", json.dumps(self._wanted), "--asked", self._asked_in])
+            verb = "fill" if self.action == "restore" else "gather"
+            others = ["--to", json.dumps(self._others), "--asked", self._asked_in]
+            self._go(verb, [*others, *self._arguments])
         else:
             self._go(self.action, self._arguments)
 
-    def _answer(self, request: Request) -> Record | None:
-        """How another process has filled what was asked for."""
-        told = self._news()
-        found = told["asked"].get(request.name) if told else None
-        if told is None or found is None:
-            return None
-        record = record_from(found)
-        wait = round(time.monotonic() - self._asked, 3)
-        return record._replace(seconds={"wait": wait}, details={**record.details, "by": told["by"]})
+    def _ask(self) -> None:
+        """Ask whoever is at work to do this, too."""
+        if self._asked_in and self._request is None:
+            self._request = Request(self._asked_in, [self._directories, *self._others])
 
     def _try(self, lock: Lock) -> bool:
         taken = lock.take()
@@ -232,10 +203,10 @@ class Step:
             pass
         return None
 
-    def _end(self, record: Record, tell: bool = False, answers: Mapping[str, Any] | None = None) -> None:
+    def _end(self, record: Record, tell: bool = False) -> None:
         self.record = record
-        if self._asked_for is not None:
-            self._asked_for.withdraw()
+        if self._request is not None:
+            self._request.withdraw()
         if tell and self._result and self._since is not None and record.reason != "stopped":
             told = {
                 "by": os.getpid(),
@@ -244,63 +215,12 @@ class Step:
                 "paths": self._directories,
                 "directories": _identities(self._directories),
                 "record": record.to_json(),
-                "asked": dict(answers or {}),
             }
             with contextlib.suppress(OSError, TypeError):
                 write_json(self._result, told)
         for lock in (self._own, self._share):
             if lock is not None:
                 lock.release()
-
-
-class Request:
-    """What a waiting process asks the one that restores to fill, too. The lock on it says that it still waits."""
-
-    def __init__(self, directory: str, wanted: Mapping[str, str]) -> None:
-        self.name = os.urandom(16).hex()
-        self._path = os.path.join(directory, self.name)
-        self._lock = Lock(self._path)
-        with contextlib.suppress(OSError):
-            write_json(self._path, dict(wanted))
-        self._lock.take()
-
-    def withdraw(self) -> None:
-        """It is answered, or not waited for any more."""
-        with contextlib.suppress(OSError):
-            os.unlink(self._path)
-        self._lock.release()
-
-
-def requests(directory: str, answered: Collection[str]) -> dict[str, dict[str, str]]:
-    """What is asked for in *directory* by those who still wait, but for what is *answered*: name -> directories."""
-    found: dict[str, dict[str, str]] = {}
-    with contextlib.suppress(OSError):
-        for name in sorted(set(os.listdir(directory)) - set(answered)) if directory else ():
-            path = os.path.join(directory, name)
-            lock = Lock(path)
-            with contextlib.suppress(OSError, ValueError):
-                if lock.take():
-                    os.unlink(path)  # nobody waits for it
-                else:
-                    with open(path, encoding="utf-8") as file:
-                        found[name] = dict(json.load(file))
-            lock.release()
-    return found
-
-
-def write_json(path: str, value: object) -> None:
-    """Replace the file at *path* as a whole."""
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=2)
-            file.write("\n")
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def _identities(directories: Mapping[str, str]) -> dict[str, list[int]]:

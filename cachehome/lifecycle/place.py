@@ -117,8 +117,16 @@ class Place:
         of the verb. *others*: directories of other workers to be filled as well."""
         return self._step("restore", seconds, since=since, modest=False, arguments=arguments, others=others)
 
-    def publish(self, seconds: float, *, since: float | None = None, patient: bool = True) -> Step:
-        """Begin to publish, at low priority. See `Step` for *since* and *patient*."""
+    def publish(
+        self,
+        seconds: float,
+        *,
+        since: float | None = None,
+        patient: bool = True,
+        others: Sequence[Mapping[str, str]] = (),
+    ) -> Step:
+        """Begin to publish, at low priority, from the directories of *others* as well. See `Step` for *since* and
+        *patient*."""
         # What was never stamped is ours all the same: the store was away when it should have been.
         adopt = ["--adopt"] if self.private else []
         at_once = self.settings.publish_tasks_per_node
@@ -130,6 +138,7 @@ class Place:
             since=since,
             patient=patient,
             arguments=adopt,
+            others=others,
             at_once=at_once,
             settings=settings,
         )
@@ -155,7 +164,7 @@ class Place:
             state=self.state,
             seconds=seconds,
             identity=self.identity_file,
-            key=f"{self.identity.build_key}/{self.identity.profile_key}",
+            key="\0".join((self.identity.build_key, self.identity.profile_key, *self.settings.store)),
             **options,
         )
 

@@ -26,7 +26,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from cachehome.lifecycle.child import be_modest
-from cachehome.lifecycle.node import write_json
+from cachehome.lifecycle.locks import write_json
 from cachehome.lifecycle.transfer import abandon, importable, scratch
 
 if TYPE_CHECKING:

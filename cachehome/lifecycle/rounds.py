@@ -1,4 +1,4 @@
-"""A round: the directories of several workers, published by a few tasks at a time under one time limit."""
+"""A round: the directories of several workers, published together under one time limit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cachehome.lifecycle.slots import shared
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cachehome.lifecycle.node import Step
     from cachehome.lifecycle.place import Place
     from cachehome.sync.record import Record
 
@@ -42,56 +43,37 @@ class Publishing:
         seconds: float,
         *,
         kind: str,
-        at_once: int,
         since: float | None = None,
         patient: bool = True,
     ) -> None:
-        self._waiting = list(places)
-        self._running: list[tuple[Place, Step]] = []
+        """*places* belong to one identity."""
+        self._places = list(places)
         self._until = time.monotonic() + seconds
-        self._at_once = at_once
-        self._since = since
-        self._patient = patient
-        self._reason = ""
+        others = [place.directories for place in self._places[1:]]
+        self._step = places[0].publish(seconds, since=since, patient=patient, others=others)
         self.round = Round(kind, time.time())
 
     @property
     def pids(self) -> set[int]:
-        return {step.pid for _, step in self._running if step.pid}
+        return {self._step.pid} if self._step.pid else set()
 
     def poll(self) -> Round | None:
         """Look once; the round if it has ended."""
-        left = self._until - time.monotonic()
-        if left <= 0 and not self._reason:
-            self.stop("time_limit")
-        while self._waiting and len(self._running) < self._at_once and not self._reason:
-            place = self._waiting.pop(0)
-            self._running.append(
-                (place, place.publish(max(1.0, left), since=self._since, patient=self._patient))
-            )
-        for place, step in list(self._running):
-            record = step.poll()
-            if record is not None:
-                self._running.remove((place, step))
-                self.round.slots.append(place.slot)
-                self.round.records.append(record)
-        if self._running or (self._waiting and not self._reason):
+        if time.monotonic() >= self._until:
+            self._step.stop("time_limit")
+        record = self._step.poll()
+        if record is None:
             return None
-        self.round.ended = self.round.ended or time.time()
+        if not self.round.records:
+            others = [shared(record, place.directories) for place in self._places[1:]]
+            self.round.slots = [place.slot for place in self._places]
+            self.round.records = [record, *(self._step.others or others)]
+            self.round.ended = time.time()
         return self.round
 
     def stop(self, reason: str = "stopped") -> None:
-        """Begin to end it: what runs is cancelled, what waits does not begin."""
-        from cachehome.lifecycle.transfer import failure
-
-        if not self._reason:
-            self._reason = reason
-            for _, step in self._running:
-                step.stop(reason)
-            for place in self._waiting:
-                self.round.slots.append(place.slot)
-                self.round.records.append(failure("publish", reason))
-            self._waiting.clear()
+        """Begin to end it."""
+        self._step.stop(reason)
 
     def wait(self) -> Round:
         """Block until it has ended, in bounded time."""

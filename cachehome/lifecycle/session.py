@@ -183,7 +183,6 @@ class Session:
             self._places,
             seconds,
             kind=kind,
-            at_once=self._settings.publish_tasks_per_node,
             since=since,
             patient=kind == "final",  # else one of the workers that share a directory is enough
         )

@@ -1,21 +1,20 @@
-"""Private live directories of the workers of a node: one process fills those of all.
+"""Private live directories of the workers of a node: one process fills those of all, and publishes from all of them.
 
     ROOT/<host tag>/<build8>/rank0/torchinductor   restored, every byte verified
                             /rank1/torchinductor   cloned from it (`clone`)
 
-The workers may be those of one driver, or processes of their own that ask at the same time (`node`).
+The workers may be those of one driver, or processes of their own that ask at the same time (`asked`).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import gc
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cachehome.sync.record import Phases, Record
 
@@ -37,61 +36,90 @@ def restore_all(places: Sequence[Place], seconds: float, since: float) -> list[R
     first = step.wait()
     if len(step.others) == len(others):
         return [first, *step.others]
-    if first.outcome == "unavailable":  # for all of them
-        details = {"message": first.details.get("message"), "by": "the first worker"}
-        return [first, *(first._replace(seconds={}, details=dict(details)) for _ in others)]
+    if first.outcome == "unavailable":
+        return [first, *(shared(first, other) for other in others)]
     steps = [place.restore(max(1.0, until - time.monotonic()), since=since) for place in places[1:]]
     while sum(step.poll() is None for step in steps):
         time.sleep(0.02)
     return [first, *(step.wait() for step in steps)]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """`fill --json --identity FILE [--from DIRECTORIES] [--to LIST OF DIRECTORIES] [--asked DIRECTORY]`, for `child`.
+def shared(record: Record, directories: Directories) -> Record:
+    """*record* as that of another worker, whose *directories* it was done for as well: figures count once."""
+    message = record.details.get("message")
+    details = {"together": True, "directories": directories, **({"message": message} if message else {})}
+    return record._replace(entries=0, files=0, bytes=0, fetched_bytes=0, seconds={}, details=details)
 
-    Restores the directories in effect, or clones them where another worker has restored *from*. Then fills the others,
-    and those that processes ask for in files below *asked*: see `node`.
+
+def main(arguments: Sequence[str]) -> int:
+    """`fill | gather --json --identity FILE [--to LIST OF DIRECTORIES] [--asked DIRECTORY]`, for `child`.
+
+    fill [--from DIRECTORIES]    restore the directories in effect, or clone them where another worker has restored
+                                 *from*; then fill the others, and those that processes ask for meanwhile
+    gather [--adopt]             publish from the directories in effect, the others and those that are asked for
     """
     parser = argparse.ArgumentParser()
+    parser.add_argument("verb", choices=("fill", "gather"))
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--identity", required=True)
     parser.add_argument("--from", dest="source", type=json.loads)
     parser.add_argument("--to", type=json.loads, default=[])
     parser.add_argument("--asked", default="")
+    parser.add_argument("--adopt", action="store_true")
     args = parser.parse_args(arguments)
     from cachehome.commands import output
     from cachehome.errors import CacheHomeError
     from cachehome.identity import Identity
     from cachehome.settings import Settings
-    from cachehome.sync import guard
-    from cachehome.sync.live import in_effect
 
     gc.disable()  # a short life with many small objects
-    fill = _Fill(Settings.load(), Identity.load(args.identity))
     try:
-        mine: Directories = in_effect(fill.settings)
+        work = _Work(Settings.load(), Identity.load(args.identity))
+        if args.verb == "fill":
+            record = work.fill(args.source, args.to, args.asked)
+        else:
+            record = work.gather(args.to, args.asked, args.adopt)
     except CacheHomeError as error:
         output.talk(f"cachehome: {error}")
         return 2
-    if args.source:
-        first, *others = fill.each(args.source, [mine, *args.to])
-        record = first._replace(details={**first.details, "others": [o.to_json() for o in others]})
-    else:
-        record = guard.restore(
-            fill.settings,
-            fill.identity,
-            mine,
-            then=lambda found: fill.others(found, mine, args.to, args.asked),
-        )
     return output.record(record, json_wanted=True)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Fill:
-    settings: Settings
-    identity: Identity
+class _Work:
+    """What the process of a transfer does, for more workers than one."""
 
-    def each(self, source: Directories | None, targets: Sequence[Directories]) -> list[Record]:
+    def __init__(self, settings: Settings, identity: Identity) -> None:
+        self.settings = settings
+        self.identity = identity
+
+    def fill(self, source: Directories | None, others: Sequence[Directories], asked: str) -> Record:
+        """The record of the directories in effect, with those of the *others* in its details."""
+        from cachehome.sync import guard
+        from cachehome.sync.live import in_effect
+
+        mine = in_effect(self.settings)
+        if source is not None:
+            first, *records = self._each(source, [mine, *others])
+            return _with(first, records)
+        return guard.restore(
+            self.settings, self.identity, mine, then=lambda first: self._others(first, mine, others, asked)
+        )
+
+    def gather(self, others: Sequence[Directories], asked: str, adopt: bool) -> Record:
+        """The same of a publication."""
+        from cachehome.lifecycle.asked import claim
+        from cachehome.sync import guard
+        from cachehome.sync.live import in_effect
+
+        mine = in_effect(self.settings)
+        claims = claim(asked)
+        sets = [mine, *others, *(one for claimed in claims for one in claimed.wanted)]
+        record = guard.publish(self.settings, self.identity, sets, adopt=adopt)
+        for claimed in claims:
+            claimed.answer([shared(record, one) for one in claimed.wanted])
+        return _with(record, [shared(record, one) for one in others])
+
+    def _each(self, source: Directories | None, targets: Sequence[Directories]) -> list[Record]:
         """Clone *targets* from *source*, and restore those that can't be cloned."""
         from cachehome.sync.restore import restore
 
@@ -106,25 +134,31 @@ class _Fill:
             for record, target in zip(found, targets, strict=True)
         ]
 
-    def others(
-        self, first: Record, restored: Directories, targets: Sequence[Directories], asked: str
+    def _others(
+        self, first: Record, restored: Directories, others: Sequence[Directories], asked: str
     ) -> Record:
-        """*first* is how *restored* was; with what became of the others in its details."""
+        """*first* is how *restored* was; with what became of the others."""
         if first.outcome == "unavailable":
             return first
-        from cachehome.lifecycle.node import requests
+        from cachehome.lifecycle.asked import claim
 
         source = restored if first.outcome == "hit" else None
-        told: dict[str, Any] = {"others": [], "asked": {}}
+        done: list[Record] = []
         phases = Phases()
         with phases("others"):
             # More come while some are served.
-            while (found := requests(asked, told["asked"])) or targets:
-                records = iter(self.each(source, [*targets, *found.values()]))
-                told["others"] += [next(records).to_json() for _ in targets]
-                told["asked"] |= {name: next(records).to_json() for name in found}
-                targets = ()
-        return first._replace(seconds=first.seconds | phases.seconds, details=first.details | told)
+            while (claims := claim(asked)) or len(done) < len(others):
+                left = others[len(done) :]
+                wanted = [one for claimed in claims for one in claimed.wanted]
+                records = iter(self._each(source, [*left, *wanted]))
+                done += [next(records) for _ in left]
+                for claimed in claims:
+                    claimed.answer([next(records) for _ in claimed.wanted])
+        return _with(first._replace(seconds=first.seconds | phases.seconds), done)
+
+
+def _with(first: Record, others: Sequence[Record]) -> Record:
+    return first._replace(details=first.details | {"others": [o.to_json() for o in others]})
 
 
 def remove(live: str, seconds: float = 60.0) -> None:

@@ -30,7 +30,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cachehome.lifecycle.node import Lock, write_json
+from cachehome.lifecycle.locks import Lock, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
