@@ -149,6 +149,7 @@ def _text(report: Report) -> list[str]:
         "published": "publications",
         "unchanged": "publications that others had made",
         "gave_up": "publications that gave up at their deadline",
+        "held_up": "publications that took longer than the grace period (if many: raise --grace)",
         "killed": "publishers killed",
         "reads": "generations read whole",
         "lags": "listings that lagged",

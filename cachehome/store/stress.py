@@ -67,6 +67,7 @@ class Report:
     published: int = 0
     unchanged: int = 0
     gave_up: int = 0
+    held_up: int = 0
     killed: int = 0
     reads: int = 0
     lags: int = 0
@@ -202,25 +203,26 @@ class Stress:
                 publication = again.pop(0)[1]
             else:
                 publication = fresh = fresh + 1
+            begin = time.monotonic()
             pid = self._start(self._publish, publication)
             if random.randrange(self.load.kill) == 0:
                 time.sleep(random.uniform(0, 0.03))
                 os.kill(pid, signal.SIGKILL)
-                self._note("killed")
+                self._note("killed", seconds=time.monotonic() - begin)
                 again.append((time.monotonic() + random.uniform(0, 3 * self.load.grace), publication))
                 again.sort()
             os.waitpid(pid, 0)
             time.sleep(random.uniform(0, 0.02))
 
     def _publish(self, number: int) -> None:
+        begin = time.monotonic()
         store = self.new_store(self.scratch)
         profile = self._profile()
         name = f"{self.me}-{number}"
         # The same publication has the same bytes, and some of its entries are others', too.
         common = f"common-{number % 7}"
         new, stored = addition({name: random.Random(name).randbytes(600), common: common.encode() * 20})
-        deadline = time.monotonic() + self.load.grace / 2
-
+        deadline = begin + self.load.grace / 2
         ((pack, source),) = store.add_packs(BUILD, [(new.packs[0], stored)])
         new = new._replace(packs=(pack,))
         try:
@@ -230,30 +232,50 @@ class Stress:
         except CommitConflict:
             self._note("gave_up")
             return
-        facts = {"profile": profile, "number": generation.number, "nonce": generation.manifest.nonce}
-        self._note("published" if ours else "unchanged", name=name, **facts)
+        self._note(
+            "published" if ours else "unchanged",
+            name=name,
+            profile=profile,
+            line=generation.manifest.line,
+            number=generation.number,
+            nonce=generation.manifest.nonce,
+            seconds=time.monotonic() - begin,
+            idle=self._may_be_gone(profile),
+        )
+
+    def _may_be_gone(self, profile: str) -> bool:
+        """Whether a profile may have gone whole by now, and have begun anew: a busy machine may hold somebody up for
+        so long that it is used again."""
+        turn = int(profile.rpartition("-")[2])
+        return self.scratch.age("begin") >= turn * _TURN + self.load.rules.keep_idle_seconds
 
     def _reader(self, number: int) -> None:
         del number
-        seen: dict[str, int] = {}
+        seen: dict[str, tuple[str, int]] = {}
         while time.monotonic() < self.end:
             profile = self._profile()
             known = [note for note in self._notes() if note.get("profile") == profile]
             self._read(profile, known, seen)
             time.sleep(random.uniform(0, 0.02))
 
-    def _read(self, profile: str, known: list[dict[str, Any]], seen: dict[str, int]) -> None:
+    def _read(self, profile: str, known: list[dict[str, Any]], seen: dict[str, tuple[str, int]]) -> None:
         """Read the newest generation as a restore does, and compare it with what was acknowledged before."""
         store = self.new_store(self.scratch)
         generation = store.newest(BUILD, profile)
+        line = generation.manifest.line if generation else ""
+        if self._may_be_gone(profile):
+            known = [note for note in known if note.get("line") == line]
+            if seen.get(profile, (line,))[0] != line:
+                del seen[profile]
         if generation is None:
             if any(note["kind"] == "published" for note in known):
                 self._problem("lost", f"{profile} has no generation, and had")
             return
         manifest, number = generation.manifest, generation.number
-        if number < seen.get(profile, 0):
-            self._problem("backwards", f"{profile}: {number} after {seen[profile]}")
-        seen[profile] = max(number, seen.get(profile, 0))
+        before = seen.get(profile, (line, 0))[1]
+        if number < before:
+            self._problem("backwards", f"{profile}: {number} after {before}")
+        seen[profile] = (line, max(number, before))
         for note in known:
             if note["kind"] not in ("published", "unchanged"):
                 continue
@@ -269,10 +291,10 @@ class Stress:
         except (NotInStore, IntegrityError) as error:
             # It may have gone while it was read; then a newer one is there.
             if number == max(store.numbers(BUILD, profile), default=0):
-                self._problem("hole", f"{profile}: {number}: {error}")
+                self._problem("hole", f"{profile}: {number}: {error}", nonce=manifest.nonce)
 
-    def _problem(self, kind: str, text: str) -> None:
-        self._note(kind, text=text)
+    def _problem(self, kind: str, text: str, **facts: Any) -> None:
+        self._note(kind, text=text, **facts)
 
     def _collector(self, number: int) -> None:
         del number
@@ -293,20 +315,33 @@ class Stress:
             if self.new_store(self.scratch).numbers(BUILD, profile):
                 self._read(profile, mine, {})
         counts = {"read": "reads", "lag": "lags", "pruned": "prunes"}
-        commits: dict[tuple[str, int], set[str]] = {}
+        commits: dict[tuple[str, int, str], set[str]] = {}
         told: dict[tuple[str, str], str] = {}
-        for note in self._notes():
+        notes = list(self._notes())
+        # A publication that is held up for longer than the grace period may lose its pack before it is named.
+        long = {note.get("nonce", "") for note in notes if note.get("seconds", 0.0) > self.load.grace}
+        ours = {note["nonce"] for note in notes if note["kind"] == "published"}
+        report.held_up = sum(note.get("seconds", 0.0) > self.load.grace for note in notes)
+        for note in notes:
+            if note["kind"] == "hole" and (note["nonce"] if note["nonce"] in ours else "") in long:
+                continue
             name = counts.get(note["kind"], note["kind"])
             setattr(report, name, getattr(report, name) + 1)
             report.deleted += note.get("deleted", 0)
             if note["kind"] == "published":
-                commits.setdefault((note["profile"], note["number"]), set()).add(note["nonce"])
+                key = (note["profile"], note["number"], note["line"] if note["idle"] else "")
+                commits.setdefault(key, set()).add(note["nonce"])
             if note["kind"] in KINDS:
                 told.setdefault((note["kind"], _PATH.sub("", note["text"])), note["text"])
         for kind in KINDS:  # what differs in names only is told once
             texts = [text for (of, _), text in told.items() if of == kind]
             report.problems += [f"{kind}: {text}" for text in texts[:3]]
-        for (profile, number), nonces in commits.items():
+        for (profile, number, _), nonces in commits.items():
             if len(nonces) > 1:
                 report.twice += 1
                 report.problems.append(f"twice: {profile}: {len(nonces)} publishers made generation {number}")
+        if not (report.published and report.reads):
+            report.problems.append(
+                f"nothing was proved: {report.published} publications, {report.gave_up} that gave up after half a grace"
+                " period: raise --grace, or the time"
+            )
