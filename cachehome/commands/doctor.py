@@ -109,7 +109,7 @@ def _here(settings: Settings) -> list[Finding]:
 
 
 def _store(place: str, settings: Settings) -> tuple[list[Finding], Any]:
-    """(findings, the backend; None if it can't be published to)."""
+    """(findings, the backend; None if it can't be written to)."""
     from cachehome.store.store import Store
 
     try:
@@ -119,7 +119,7 @@ def _store(place: str, settings: Settings) -> tuple[list[Finding], Any]:
         return [Finding("store", FAIL, str(error))], None
     found = [Finding("store", OK, f"{backend.url} is there"), *tried]
     good = {finding.name for finding in found if finding.state == OK}
-    return found, backend if {"writable", "exclusive"} <= good else None
+    return found, backend if "writable" in good else None
 
 
 def _stress(args: argparse.Namespace, backend: Backend) -> tuple[list[Outcome], Report | None]:
