@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Collection
 
-from cachehome.errors import IntegrityError
+from cachehome.errors import IntegrityError, NotInStore
 from cachehome.store.backend import Backend
 from cachehome.store.manifest import Entry, File, Manifest, Pack
 from cachehome.store.merge import Addition
@@ -81,7 +81,7 @@ class Lab:
         """Read every byte of the newest generation. Raises `IntegrityError`, `NotInStore`."""
         manifest = self.newest(profile)
         if manifest is None:
-            raise IntegrityError(f"{profile} has no generation that can be read", reason="hole")
+            raise NotInStore(f"{profile} has no generation that can be read", name=profile)
         check(self.store, manifest)
 
 
