@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 ENGINE = Path(__file__).parent / "engine.py"
 
 
@@ -30,7 +30,7 @@ def serve(node, engine: str, ranks: int = 1) -> tuple[list[dict[str, object]], s
     ended = subprocess.run(
         [sys.executable, "-m", "cachehome", "run", "--", "sh", "-c", "".join(lines) + "wait"],
         env={**node.environ, "CACHEHOME_PUBLISH_INTERVAL_SECONDS": "600", "TORCHINDUCTOR_VEC_ISA_OK": "1"},
-        cwd=node.directory, capture_output=True, text=True, timeout=500, check=False,
+        cwd=node.directory, capture_output=True, text=True, timeout=1100, check=False,
     )  # fmt: skip
     assert all(out.exists() for out in outs), ended.stderr[-4000:]
     return [json.loads(out.read_text()) for out in outs], ended.stderr
