@@ -120,12 +120,12 @@ class Identity(NamedTuple):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Identity:
         """Read a file; `ConfigError` names it if it can't be read or is no identity."""
+        from cachehome import named
         from cachehome.errors import ConfigError
 
         path = os.fspath(path)
         try:
-            with open(path, "rb") as file:
-                return cls.from_json(file.read())
+            return cls.from_json(named.read(path))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise ConfigError(

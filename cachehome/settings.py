@@ -313,7 +313,8 @@ TABLE: tuple[Setting, ...] = (
         _seconds,
         86_400.0,
         _SECONDS,
-        "retention: younger generations are kept; never less than a publication or a restore may take",
+        "retention: younger generations are kept; publishers, which prune on their way, also keep what is younger than"
+        " a publication or a restore may take",
     ),
     Setting(
         "keep_idle_seconds",
@@ -553,6 +554,8 @@ def _unknown_variables(environ: Mapping[str, str]) -> list[ConfigError]:
 def _file(
     environ: Mapping[str, str], directory: str | None
 ) -> tuple[str, dict[str, object], list[ConfigError]]:
+    from cachehome import named as named_file
+
     named = environ.get("CACHEHOME_CONFIG", "").strip()
     config = environ.get("XDG_CONFIG_HOME", "").strip()
     if not os.path.isabs(config):
@@ -563,8 +566,7 @@ def _file(
         candidates.append(os.path.join(config, "cachehome", "cachehome.toml"))
     for path in candidates:
         try:
-            with open(path, "rb") as file:
-                text = file.read()
+            text = named_file.read(path) if named else named_file.regular(path)
         except OSError as error:
             if named:
                 return path, {}, [_wrong("CACHEHOME_CONFIG", "the environment", path, str(error.strerror))]

@@ -20,7 +20,7 @@ DESCRIPTION = """Restore, run COMMAND with the variables of all families set, pu
 The exit code, streams and signals are COMMAND's own; 126 and 127 as in a shell. Talk is on stderr: one line
 before
 COMMAND starts, one after it. Nothing here fails COMMAND, except a miss of what --require-warm names."""
-LENIENT = True  # a wrong setting costs the warm start, not the run
+LENIENT = True  # a wrong variable or file costs the warm start, not the run
 SETTINGS = (
     "store",
     "profile",
@@ -63,6 +63,8 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         raise ConfigError("run: no command; say `cachehome run -- COMMAND ARGUMENTS`")
     say = _quiet if args.quiet else _say
     for problem in settings.problems:
+        if str(problem.fields.get("source", "")).startswith("--"):
+            raise problem  # whoever types it is there to mend it
         say(f"ignored: {problem}")
     if settings.enabled == "off":
         return _instead_of_us(command)

@@ -85,6 +85,9 @@ class Place:
         found = self.found
         taken = self.identity.left_out.get("command.interpreter", "")
         guess = [f"identity: {taken}; --identity FILE gives another"] if "taken to be" in taken else []
+        image = str(self.identity.build.get("image", ""))
+        if image.startswith("error: "):
+            guess.append(f"image: {self.settings.image} can't be used: {image.removeprefix('error: ')}")
         return [*guess, *found.notes, *([found.reason] if found.root is None or found.skipped else ())]
 
     @property

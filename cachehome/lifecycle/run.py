@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachehome.errors import NotWarm
 from cachehome.lifecycle import place as places
+from cachehome.lifecycle.probing import Probing
 from cachehome.lifecycle.reports import Reporter
 from cachehome.lifecycle.rounds import Round
 from cachehome.lifecycle.signals import ENDING, Signals, open_files
@@ -40,6 +41,7 @@ from cachehome.lifecycle.watch import Rhythm
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from cachehome.identity import Identity
     from cachehome.lifecycle.node import Step
     from cachehome.lifecycle.place import Place
     from cachehome.settings import Settings
@@ -100,6 +102,7 @@ class Run:
 
     def go(self) -> Ended:
         """Run it to its end. Raises `NotWarm` if the settings ask for that, and nothing else."""
+        _occupy_streams()
         with Signals() as signals:
             self._signals = signals
             ended = self._around()
@@ -107,8 +110,10 @@ class Run:
 
     def _around(self) -> Ended:
         try:
-            place = places.prepare(self._settings, self._environ, command=self._command)
-            self._place = place.started_here()
+            who, stopped = self._identity()
+            if who is None:
+                return Ended(128 + stopped, stopped)
+            self._place = places.place_of(self._settings, who, self._environ).started_here()
         except Exception as error:  # a probe, a full disk, a strange home: the command runs, cold
             self._say(f"no warm start: {error}")
             if self._settings.require_warm:
@@ -138,6 +143,16 @@ class Run:
         return ended
 
     # before
+
+    def _identity(self) -> tuple[Identity | None, int]:
+        """The identity of the command; None and the number of a signal that ended everything before it was known."""
+        probing = Probing(self._settings, self._environ, self._command, self._settings.store_timeout_seconds)
+        while (who := probing.poll()) is None:
+            for number in self._signals.wait(_PAUSE):
+                if number in ENDING:
+                    probing.stop()
+                    return None, number
+        return who, 0
 
     def _before(self) -> int:
         """Restore. The number of the signal that ended everything already, else 0."""
@@ -383,6 +398,13 @@ def _popen(command: list[str], environ: Mapping[str, str]) -> subprocess.Popen[b
         else shutil.which(command[0], path=environ.get("PATH")) or command[0]
     )
     return subprocess.Popen(["/bin/sh", found, *command[1:]], **options)
+
+
+def _occupy_streams() -> None:
+    """Let nothing of ours get the number of a stream that is closed. The command finds it closed all the same."""
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(null)
 
 
 def _inheritable(end: int) -> bool:

@@ -12,6 +12,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from cachehome.named import read
 from cachehome.probes import ABSENT, ProbeError, Tool, find_program, value
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ def image(text: str) -> str:
     if not os.path.isabs(text):
         return text
     try:
-        with open(text, encoding="utf-8", errors="replace") as file:
-            return file.read(4096).strip() or "error: the file is empty"
+        return read(text)[:4096].decode(errors="replace").strip() or "error: the file is empty"
     except OSError as error:
         raise ProbeError(f"the file: {error.strerror}") from None
 

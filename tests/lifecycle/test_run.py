@@ -360,6 +360,79 @@ def test_sigterm_while_it_restores_ends_it(node, hung, wait_for):
     assert (out, process.returncode) == ("", -signal.SIGTERM)
 
 
+@pytest.mark.parametrize("variable", ["IDENTITY", "CONFIG", "IMAGE"])
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_a_named_file_that_is_none_costs_one_line(node, variable, kind):
+    path = "/dev/zero" if kind == "device" else str(node.directory / "fifo")
+    if kind == "fifo":
+        os.mkfifo(path)
+    environ = {"CACHEHOME_IDENTITY": "-"} if variable == "IMAGE" else {}
+    environ[f"CACHEHOME_{variable}"] = path
+    ended = node.run("run", "--", sys.executable, "-c", "print('ran')", CACHEHOME_STORE="-", **environ)
+    assert (ended.stdout, ended.returncode) == ("ran\n", 0)
+    assert sum(path in line and "not a regular file" in line for line in ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("hung", [True, False], indirect=True, ids=["killable", "unkillable"])
+@pytest.mark.parametrize("variable", ["IDENTITY", "CONFIG"])
+def test_a_named_file_on_a_dead_server_costs_a_few_seconds(node, hung, variable):
+    hung.begin()
+    environ = {f"CACHEHOME_{variable}": str(node.store / "file"), "CACHEHOME_STORE": "-"}
+    ended = node.run("run", "--", "echo", "ran", **environ)
+    assert (ended.stdout, ended.returncode) == ("ran\n", 0)
+    assert sum("no answer within 10 s" in line for line in ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("hung", [True, False], indirect=True, ids=["killable", "unkillable"])
+def test_sigterm_while_it_finds_out_who_it_is_ends_it(node, hung, wait_for):
+    hung.begin()
+    environ = {"CACHEHOME_IDENTITY": "-", "CACHEHOME_SOURCES": str(node.store / "tree")}
+    process = node.start("run", "--store-timeout-seconds", "3600", "--", sys.executable, "-c", "1", **environ)
+    wait_for(lambda: len(children(process.pid)) > 1)  # the witness, and the process that probes
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert (out, process.returncode) == ("", -signal.SIGTERM)
+
+
+def test_a_dead_server_under_the_sources_costs_the_time_of_a_restore(node, hung):
+    hung.begin()
+    environ = {"CACHEHOME_IDENTITY": "-", "CACHEHOME_SOURCES": str(node.store / "tree")}
+    ended = node.run(
+        "run", "--store-timeout-seconds", "2", "--", sys.executable, "-c", "print('ran')", **environ
+    )
+    assert (ended.stdout, ended.returncode) == ("ran\n", 0)
+    assert "no warm start: identity: not known within 2 s" in ended.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&- >&-", "<&-", ">&-", "<&- >&- 2>&-"])
+def test_closed_streams_stay_closed_and_disturb_nothing(node, closed):
+    probe = node.script(
+        "import os, sys\nopen = []\n"
+        "for end in range(3):\n    try:\n        os.fstat(end)\n        open.append(end)\n"
+        "    except OSError:\n        pass\n"
+        "os.write(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), repr(open).encode())\n"
+    )
+    out = node.directory / "out"
+    words = [sys.executable, "-m", "cachehome", "run", "--", sys.executable, probe, str(out)]
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *words],
+        env=node.environ, cwd=node.directory, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0
+    expected = [end for end, how in enumerate(("<&-", ">&-", "2>&-")) if how not in closed.split()]
+    assert out.read_text() == repr(expected)
+    assert "Exception ignored" not in ended.stderr
+    assert all(line.startswith("cachehome: ") for line in ended.stderr.splitlines()), ended.stderr
+
+
+def test_an_option_that_is_not_allowed_is_wrong_usage(node):
+    ended = node.run("run", "--store-timeout-seconds", "0", "--", "echo", "never")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "store_timeout_seconds" in ended.stderr
+    assert node.run("run", "--", "echo", "ran", CACHEHOME_STORE_TIMEOUT_SECONDS="0").stdout == "ran\n"
+
+
 def test_many_wrappers_on_one_node_fetch_once(node):
     """As `srun cachehome run -- ...` starts them."""
     node.run("run", "--", "sh", "-c", write(1))
