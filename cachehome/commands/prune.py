@@ -51,10 +51,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, settings: Settings) -> int:
     store = open_store(settings)
     rules = gc.Rules.of(settings)
-    if rules.keep_seconds > settings.keep_seconds:
+    if rules.keep_seconds < gc.longest(settings):
         output.talk(
-            f"cachehome: what is younger than {rules.keep_seconds:g} s stays, not {settings.keep_seconds:g} s:"
-            " so long may a publication or a restore take by the settings (..._budget_seconds, ..._timeout_seconds)"
+            f"cachehome: a publication or a restore may take {gc.longest(settings):g} s by the settings: with a grace"
+            f" period of {rules.keep_seconds:g} s one that is under way may have to begin again"
         )
     builds = [
         _build(store, build, rules, settings, args.dry_run, args.compact)

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 _WRITER = 3600.0  # what is being written is younger
 
 
+def longest(settings: Settings) -> float:
+    """Seconds that a publication or a restore may take: somebody may be about to name what is younger, or read it."""
+    return max(settings.publish_budget_seconds, settings.exit_timeout_seconds, settings.store_timeout_seconds)
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """How much is kept. `writer_seconds`: what killed writers left is older."""
@@ -43,17 +48,13 @@ class Rules:
     writer_seconds: float = _WRITER
 
     @classmethod
-    def of(cls, settings: Settings) -> Rules:
-        """The rules that *settings* tell. What somebody may be about to name, or is reading, is never old enough: a
-        grace period is no shorter than a publication or a restore may take."""
-        least = max(
-            settings.publish_budget_seconds, settings.exit_timeout_seconds, settings.store_timeout_seconds
-        )
+    def of(cls, settings: Settings, *, at_least: float = 0.0) -> Rules:
+        """The rules that *settings* tell, with no grace period shorter than *at_least*."""
         return cls(
             settings.keep_generations,
-            max(settings.keep_seconds, least),
-            max(settings.keep_idle_seconds, least),
-            max(_WRITER, 2 * least),
+            max(settings.keep_seconds, at_least),
+            max(settings.keep_idle_seconds, at_least),
+            max(_WRITER, 2 * at_least),
         )
 
 

@@ -194,9 +194,11 @@ def _frames(files: list[tuple[str, str, int, str, LocalFile]]) -> Iterator[list[
         yield [frame]
 
 
-_AROUND = (
-    8 << 10
-)  # bytes of the longest header and the padding of a file, and some for a group that is written anew
+# Room for the header and the padding of a file, and some for a group that is written anew. A name that is longer than a
+# header has room for takes several.
+_AROUND = 3 * BLOCK
+_AROUND_LONG = 16 * BLOCK
+_SHORT = 80
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -240,8 +242,10 @@ class _Packer:
 
     def _room(self, chunk: _Chunk) -> int:
         """At most so many bytes does a chunk take."""
-        instead = self.replaced.get((chunk.source, chunk.entry + chunk.file.suffix), b"")
-        return max(chunk.length, len(instead)) + _AROUND
+        path = chunk.entry + chunk.file.suffix
+        instead = self.replaced.get((chunk.source, path), b"")
+        around = _AROUND if len(path) < _SHORT and path.isascii() else _AROUND_LONG
+        return max(chunk.length, len(instead)) + around
 
     def _whole(self, chunk: _Chunk, start: int, view: memoryview, at: int, found: list[_Found]) -> int:
         """Put a file that fits a frame at the beginning of *view*; the bytes that it took."""

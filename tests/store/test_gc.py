@@ -29,9 +29,14 @@ def test_a_grace_period_outlasts_a_publication_and_a_restore() -> None:
     """Else a collector might delete what somebody is about to name, or is reading."""
     assert gc.Rules.of(Settings()) == gc.Rules(2, 86_400.0, 2_592_000.0, 3600.0)
     short = {"keep_seconds": 1.0, "keep_idle_seconds": 2.0}
-    assert gc.Rules.of(Settings(**short)) == gc.Rules(2, 600.0, 600.0, 3600.0)
+    assert gc.Rules.of(Settings(**short)) == gc.Rules(2, 1.0, 2.0, 3600.0)  # as told
+    assert gc.Rules.of(Settings(**short), at_least=gc.longest(Settings())) == gc.Rules(
+        2, 600.0, 600.0, 3600.0
+    )
     for key in ("publish_budget_seconds", "exit_timeout_seconds", "store_timeout_seconds"):
-        assert gc.Rules.of(Settings(**short, **{key: 7000.0})) == gc.Rules(2, 7000.0, 7000.0, 14_000.0)
+        settings = Settings(**short, **{key: 7000.0})
+        rules = gc.Rules.of(settings, at_least=gc.longest(settings))
+        assert rules == gc.Rules(2, 7000.0, 7000.0, 14_000.0)
 
 
 def test_young_generations_stay_whatever_their_number(lab: Lab) -> None:
