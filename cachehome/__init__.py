@@ -230,6 +230,8 @@ def obstacle(path: str, *, foreign: bool = True) -> tuple[str, str]:
         return "file", path
     if not os.access(path, os.W_OK | os.X_OK):
         return "access", path
+    if path.startswith(("/proc", "/sys")) and path.split("/", 2)[1] in ("proc", "sys"):
+        return "kernel", path
     if os.name != "posix":
         return "", ""
     system = os.statvfs(path)

@@ -278,6 +278,7 @@ OBSTACLES = {
     "error": ("unusable", "{}"),
     "file": ("unusable", "{} is not a directory"),
     "access": ("unusable", "{} is not writable"),
+    "kernel": ("unusable", "{} is the kernel's, and keeps no files"),
     "noexec": ("unusable", "{} is on a file system mounted noexec"),
     "foreign": ("unusable", ""),
     "room": ("room", "it has too little room"),

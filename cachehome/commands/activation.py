@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from cachehome import families, home
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from cachehome.families import Family
     from cachehome.settings import Settings
 
@@ -25,10 +27,10 @@ def chosen(settings: Settings, problems: list[str]) -> list[Family]:
     ]
 
 
-def resolution(settings: Settings, *, make: bool = False) -> home.Resolution:
-    """What activation sets here, by the command line and the file of settings too."""
+def resolution(settings: Settings, *, make: bool = False, without: Collection[str] = ()) -> home.Resolution:
+    """What activation sets here, by the command line and the file of settings too; *without* these variables."""
     problems: list[str] = []
-    environ = dict(os.environ)
+    environ = {name: value for name, value in os.environ.items() if name not in without}
     if settings.enabled and not environ.get("CACHEHOME", "").strip():
         environ["CACHEHOME"] = settings.enabled
     answer = home.resolve(

@@ -22,6 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
     del settings  # a switch, read by the hook, which reads no settings
+    before = switch.read()
     try:
         removed = switch.turn_off()
     except OSError as error:
@@ -35,6 +36,6 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         if removed
         else "cachehome: was off"
     )
-    if os.environ.get("CACHEHOME", "").strip():
+    if os.environ.get("CACHEHOME", "").strip() not in ("", before):  # the switch has set it, too
         output.talk(f"cachehome: CACHEHOME={os.environ['CACHEHOME']} in this environment still decides")
     return 0 if removed else 3

@@ -30,6 +30,7 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         raise ConfigError(f"--root: {args.root!r} is not an absolute directory", key="root", value=args.root)
     if args.root and "\n" in args.root:
         raise ConfigError("--root: a name with a line break can't be kept", key="root", value=args.root)
+    before = switch.read()
     try:
         path = switch.turn_on(os.path.normpath(args.root) if args.root else "1")
     except OSError as error:
@@ -44,6 +45,6 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     if args.json:
         output.as_json({"enabled": True, "file": path})
     output.talk(f"cachehome: on from the next start of {sys.executable} ({path})")
-    if os.environ.get("CACHEHOME", "").strip():
+    if os.environ.get("CACHEHOME", "").strip() not in ("", before):  # the switch sets it, too
         output.talk(f"cachehome: CACHEHOME={os.environ['CACHEHOME']} in this environment outranks it")
     return 0

@@ -36,7 +36,12 @@ def status(settings: Settings) -> dict[str, Any]:
     rows = activation.chosen(settings, [])
     wanted, asked_by, _ = home.wish(os.environ)
     return {
-        "active": {"on": bool(wanted) and not answer.off, "wish": wanted, "by": asked_by},
+        "active": {
+            "on": bool(wanted) and not answer.off,
+            "wish": wanted,
+            "by": asked_by,
+            "told": os.environ.get("CACHEHOME", ""),
+        },
         "hook": {"installed": switch.hooked(), "ran": cachehome.hook_ran, "switch": switch.read()},
         "root": answer.root,
         "source": answer.source,
@@ -53,12 +58,38 @@ def status(settings: Settings) -> dict[str, Any]:
             }
             for row in rows
         },
-        "skipped": [{"what": what, "why": why} for what, why in answer.skipped],
+        "skipped": [{"what": what, "why": why} for what, why in _skipped(settings, answer)],
         "slim": _slim(settings),
         "too_late": early.too_late(),
-        "notes": [*answer.notes, *home.warnings(answer), *_nameless(), *_unknown_cpu(answer.tag)],
+        "notes": [
+            *answer.notes,
+            *home.warnings(answer),
+            *_nameless(),
+            *_unknown_cpu(answer.tag),
+            *_out_of_reach(settings),
+        ],
         "problems": [str(problem) for problem in settings.problems],
     }
+
+
+def _skipped(settings: Settings, answer: home.Resolution) -> list[tuple[str, str]]:
+    """The candidates that were passed over. Once the hook has run its answer is kept, so that they are looked for
+    anew."""
+    ours = home.applied(os.environ)
+    if answer.skipped or not ours:
+        return list(answer.skipped)
+    names = {home.APPLIED, *(name for name, value in ours.items() if os.environ.get(name) == value)}
+    return list(activation.resolution(settings, without=names).skipped)
+
+
+def _out_of_reach(settings: Settings) -> list[str]:
+    """What a file says that only a variable can say to the hook."""
+    source = settings.origin.get("enabled", "")
+    if not settings.enabled or source in ("", "default", "CACHEHOME") or source.startswith("--"):
+        return []
+    return [
+        f"enabled (from {source}) does not reach the hook, which reads no file: export CACHEHOME=1, or `enable`"
+    ]
 
 
 def _slim(settings: Settings) -> dict[str, str]:
@@ -120,10 +151,9 @@ def _text(document: dict[str, Any]) -> list[str]:
             else f"on, by {active['by']}"
         )
     else:
+        why = f"{active['told']!r} means nothing" if active["told"].strip() else "is not set"
         state = (
-            f"off, by {active['by']}"
-            if active["wish"]
-            else "off (CACHEHOME is not set): the hook sets nothing"
+            f"off, by {active['by']}" if active["wish"] else f"off (CACHEHOME {why}): the hook sets nothing"
         )
     places = [os.path.join(site, switch.HOOK) for site in hook["installed"]]
     if not places:

@@ -51,7 +51,8 @@ class Record(NamedTuple):
         """The record for people."""
         what = f"{self.action}: {self.outcome}, {self.reason}"
         if self.generation is not None:
-            what += f", generation {self.generation} of {self.build[:8]}/{self.profile[:16]}"
+            profile = str(self.details.get("profile_fallback", self.profile))
+            what += f", generation {self.generation} of {self.build[:8]}/{profile[:16]}"
         if self.files:
             what += f", {self.entries} entries, {self.files} files, {self.bytes / 1e6:.1f} MB"
         if self.seconds:

@@ -145,7 +145,7 @@ def test_a_slot_by_option(tmp_path: Path) -> None:
 
 def test_status_when_nothing_is_set(tmp_path: Path) -> None:
     document = status(tmp_path)
-    assert document["active"] == {"on": False, "wish": "", "by": ""}
+    assert document["active"] == {"on": False, "wish": "", "by": "", "told": ""}
     assert document["hook"]["ran"] is False
     assert document["root"] == f"{tmp_path}/.cache/cachehome"
     assert {row["set_by"] for row in document["families"].values()} == {"nobody"}
@@ -229,3 +229,39 @@ def test_the_file_of_settings_counts_too(tmp_path: Path) -> None:
     done = cachehome(tmp_path, "path", CACHEHOME_CONFIG=str(config))
     assert done.stdout.startswith(f"{tmp_path}/root/cp3")
     assert done.stdout.endswith("/local/a\n")
+
+
+def test_what_was_passed_over_is_told_after_the_hook_has_run_too(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    unusable = str(tmp_path / "file" / "x")
+    code = (
+        "import cachehome, os, sys; cachehome._hook();"
+        " os.execv(sys.executable, [sys.executable, '-m', 'cachehome', 'status', '--json'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "XDG_CACHE_HOME": unusable, "CACHEHOME": "1"},
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    found = json.loads(done.stdout)
+    assert found["root"] == str(tmp_path / ".cache" / "cachehome")
+    assert found["families"]["inductor"]["set_by"] == "cachehome"
+    assert [row["what"] for row in found["skipped"]] == [unusable + "/cachehome"]
+
+
+def test_a_place_of_the_kernel_is_none(tmp_path: Path) -> None:
+    found = status(tmp_path, CACHEHOME="/proc/x")
+    assert found["root"] != "/proc/x"
+    assert any(row["what"] == "/proc/x" for row in found["skipped"])
+
+
+def test_a_wish_that_means_nothing_and_one_that_no_hook_reads(tmp_path: Path) -> None:
+    done = cachehome(tmp_path, "status", CACHEHOME="yes")
+    assert "off (CACHEHOME 'yes' means nothing)" in done.stdout
+    told = tmp_path / "told.toml"
+    told.write_text("[compiler_cache]\nenabled = true\n")
+    (note,) = status(tmp_path, CACHEHOME_CONFIG=str(told))["notes"]
+    assert str(told) in note
+    assert "CACHEHOME=1" in note
