@@ -59,6 +59,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shell", choices=("sh", "slurm"), help="start: print lines for `eval`, or for Slurm's TaskProlog"
     )
+    parser.add_argument(
+        "--status", type=int, help="release: how the driver ended; failed starts leave out what breaks it"
+    )
     parser.add_argument("--wait", action="store_true", help="stop, release: until the agent has ended")
     import argparse
 
@@ -161,7 +164,10 @@ def _release(args: argparse.Namespace, settings: Settings) -> int:
     from cachehome.lifecycle import agent
 
     claims = _claims(args, settings)
-    for path in claims.values():
+    for directory, path in claims.items():
+        line = agent.driver_ended(directory, args.status) if args.status is not None else ""
+        if line:
+            output.talk(f"cachehome: {line}")
         agent.Lease(path).release()
     last = [directory for directory, path in claims.items() if not os.listdir(os.path.dirname(path))]
     if not claims:

@@ -5,6 +5,7 @@
         claims/<name>             one a driver; it renews its claim by touching the file, and releases it by
                                   removing it
         stop                      somebody asks it to end
+        start                     the start of the driver, until somebody says how that ended (`starts`)
         status.json               what it does, for people and for those who wait
         log                       what a detached one says
 
@@ -32,6 +33,7 @@ from cachehome import home
 from cachehome.lifecycle.locks import Lock, write_json
 from cachehome.lifecycle.reports import Reporter
 from cachehome.lifecycle.rounds import Publishing
+from cachehome.lifecycle.starts import Attempt, decide
 from cachehome.lifecycle.transfer import environment, importable
 from cachehome.lifecycle.watch import Rhythm
 from cachehome.settings import Settings
@@ -333,15 +335,24 @@ class Agent:
 
 
 def restore(place: Place, stopped: Callable[[], bool] = lambda: False) -> Record | None:
-    """Restore *place*, in bounded time; None if the settings ask for no restore."""
+    """Restore *place*, in bounded time, and remember the start of its driver; None if the settings ask for none."""
     if not place.settings.store or not place.settings.restore:
         return None
-    step = place.restore(place.settings.store_timeout_seconds, since=time.time())
+    now = time.time()
+    attempt = Attempt(place, [], now)
+    step = place.restore(place.settings.store_timeout_seconds, since=now, arguments=attempt.state.arguments())
     while (record := step.poll()) is None:
         if stopped():
             step.stop()
         time.sleep(0.02)
+    attempt.restored(record)
+    attempt.leave_open(os.path.join(directory_of(place), "start"))
     return record
+
+
+def driver_ended(directory: str, code: int) -> str:
+    """The driver that the agent of *directory* serves has ended with status *code*. A line for people, or ""."""
+    return decide(os.path.join(directory, "start"), code)
 
 
 def detach(place: Place, *, leased: bool) -> subprocess.Popen[bytes]:

@@ -32,6 +32,7 @@ from cachehome.lifecycle import place as places
 from cachehome.lifecycle import slots as private
 from cachehome.lifecycle.reports import Reporter
 from cachehome.lifecycle.rounds import Publishing
+from cachehome.lifecycle.starts import USAGE, Attempt
 from cachehome.lifecycle.watch import look
 from cachehome.settings import Settings
 
@@ -84,6 +85,7 @@ class Session:
         self._seen: object = None
         self._reporter = Reporter("", "session")
         self._sigterm: Any = None
+        self._attempt: Attempt | None = None
         self.records: list[Record] = []
         """How each worker's restore ended, in the order of *slots*."""
         self.rounds: list[Round] = []
@@ -122,7 +124,14 @@ class Session:
     def _restore(self, settings: Settings) -> None:
         if not settings.store or not settings.restore:
             return
-        self.records = private.restore_all(self._places, settings.store_timeout_seconds, self._since)
+        attempt = self._attempt = Attempt(self._places[0], [sys.executable, *sys.argv], self._since)
+        self.records = private.restore_all(
+            self._places, settings.store_timeout_seconds, self._since, attempt.state.arguments()
+        )
+        attempt.restored(self.records[0])
+        attempt.leave_open()
+        if attempt.note():
+            log.warning("cachehome: %s", attempt.note())
         for place, record in zip(self._places, self.records, strict=True):
             level = logging.INFO if record.outcome in ("hit", "miss", "disabled") else logging.WARNING
             log.log(level, "cachehome: %s%s", f"{place.slot}: " if place.slot else "", record.line())
@@ -146,6 +155,7 @@ class Session:
     def round_completed(self) -> bool:
         """Say that a round of work is over; whether that begins a publication, in the background."""
         with self._lock:
+            self._started("good")
             if not self._may_publish() or self._thread is not None:
                 return False
             assert self._settings is not None
@@ -168,6 +178,14 @@ class Session:
                 self._thread.start()
                 return True
         return False
+
+    def _started(self, how: str) -> None:
+        """It is known how this driver has started, see `starts`."""
+        if self._attempt is not None and self._pid == os.getpid():
+            line = self._attempt.settle(how)
+            self._attempt = None
+            if line:
+                log.warning("cachehome: %s", line)
 
     def _in_background(self) -> None:
         publishing = self._publishing
@@ -211,6 +229,7 @@ class Session:
                 return
             publishes = self._may_publish()
             self._state = "finished"
+            self._started("good" if success else "failed")
             self._remove_handlers()
             thread, publishing = self._thread, self._publishing
         with self._mishaps("publish"):
@@ -242,7 +261,10 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.finish(kind is None or (kind is SystemExit and getattr(error, "code", 1) in (None, 0)))
+        code = getattr(error, "code", 1) if kind is SystemExit else 1
+        if kind is KeyboardInterrupt or (kind is SystemExit and code in USAGE):
+            self._started("neither")
+        self.finish(kind is None or (kind is SystemExit and code in (None, 0)))
 
     async def __aenter__(self) -> Session:  # noqa: PYI034
         import asyncio
@@ -286,6 +308,7 @@ class Session:
     def _on_sigterm(self, number: int, _frame: FrameType | None) -> None:
         # Whoever stops a job wants its next start to be warm. In a forked child this is nobody's session.
         signal.signal(number, signal.SIG_DFL)
+        self._started("neither")
         self.finish()
         os.kill(os.getpid(), number)
 

@@ -28,17 +28,23 @@ if TYPE_CHECKING:
 Directories = dict[str, str]
 
 
-def restore_all(places: Sequence[Place], seconds: float, since: float) -> list[Record]:
-    """Restore the first of *places* and clone the others from it, in one process; their records."""
+def restore_all(
+    places: Sequence[Place], seconds: float, since: float, arguments: Sequence[str] = ()
+) -> list[Record]:
+    """Restore the first of *places* and clone the others from it, in one process; their records. With *arguments* of
+    the verb each is restored by itself, for what they leave out is looked for in each."""
     until = time.monotonic() + seconds
     others = [place.directories for place in places[1:]]
-    step = places[0].restore(seconds, since=since, others=others)
+    step = places[0].restore(seconds, since=since, arguments=arguments, others=others)
     first = step.wait()
     if len(step.others) == len(others):
         return [first, *step.others]
     if first.outcome == "unavailable":
         return [first, *(shared(first, other) for other in others)]
-    steps = [place.restore(max(1.0, until - time.monotonic()), since=since) for place in places[1:]]
+    steps = [
+        place.restore(max(1.0, until - time.monotonic()), since=since, arguments=arguments)
+        for place in places[1:]
+    ]
     while sum(step.poll() is None for step in steps):
         time.sleep(0.02)
     return [first, *(step.wait() for step in steps)]

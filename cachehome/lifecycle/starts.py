@@ -1,7 +1,8 @@
-"""Failed starts of `run` on this host, and what it therefore does without.
+"""Failed starts of `run`, of a Session and of what an agent serves on this host, and what is therefore done without.
 
     ROOT/.node/starts/<key>.json    a `State`; <key> names a build and a profile. Gone or unreadable: nothing failed
     ROOT/.node/starts/<key>.lock    held while it is changed
+    ROOT/.node/starts/<key>.open/   starts that nobody stands beside, a file each, until it is known how they went
 
 An entry can verify and break the job all the same. After `max_failed_starts` failed starts the host leaves out what
 the newest generation brought, after as many more what the one before brought, too, and then it starts cold. A start
@@ -13,6 +14,9 @@ cache is not what is wrong: all that was not proved is used again.
     neither    wrong usage (2, 64), not found or not executable (127, 126), any other signal, being told to end, and a
                kill for want of memory
 
+A Session is in the process that may crash, so its start lies in a file that the interpreter writes to when it does; the
+next one counts that. Killed without a word is neither. Who ends an agent's claim says how the driver ended, or nothing.
+
 Starts that overlap are one attempt: the ranks of a job, the replicas on a host. So a verdict on a start that began
 before the last failure is ignored.
 """
@@ -22,13 +26,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import faulthandler
 import hashlib
 import json
 import os
 import signal
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from cachehome.lifecycle.locks import Lock, write_json
 
@@ -190,7 +195,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 class Attempt:
-    """One start of a command: what it does without, how it began, and what becomes of it. Never raises."""
+    """One start of a command or a driver: what it does without, how it began, and what becomes of it. Never raises."""
 
     def __init__(self, place: Place, command: Sequence[str], began: float) -> None:
         self._settings = place.settings
@@ -211,7 +216,11 @@ class Attempt:
             key = f"{place.identity.build_key}/{place.identity.profile_key}"
             name = hashlib.sha256(key.encode()).hexdigest()[:16]
             self._path = os.path.join(place.state, "starts", name)
+            self._count_the_dead()
             self.state = read(f"{self._path}.json")
+        self._file: IO[str] | None = None
+        self._lock: Lock | None = None
+        self._reports = False
 
     def note(self) -> str:
         """What a user must know when something is left out, else ""."""
@@ -232,6 +241,62 @@ class Attempt:
     def begin(self) -> None:
         """The command has been started."""
         self._until = time.monotonic() + self._settings.start_seconds
+
+    def leave_open(self, path: str = "") -> None:
+        """The same, of a driver that nobody waits for. *path*: the file in which somebody will look for it (`decide`);
+        without, this process is the driver."""
+        self.begin()
+        if not self._path:
+            return
+        mine = not path
+        path = path or os.path.join(f"{self._path}.open", os.urandom(16).hex())
+        content = {
+            "path": self._path,
+            "limit": self._settings.max_failed_starts,
+            "until": time.time() + self._settings.start_seconds,
+            "start": dataclasses.asdict(self._start),
+        }
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(json.dumps(content) + "\n")
+            if mine:
+                self._lock = Lock(path)
+                self._lock.take()
+                self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by `settle`
+                if not faulthandler.is_enabled():  # else somebody wants the report elsewhere
+                    faulthandler.enable(self._file)
+                    self._reports = True
+
+    def settle(self, how: str) -> str:
+        """It is known how this process has started: good, failed or neither. A line for people, or ""."""
+        if self._judged:
+            return ""
+        line = self._judge("good" if self.counts_as_good() else how)
+        if self._file is not None and self._lock is not None:
+            if self._reports:
+                faulthandler.disable()
+            with contextlib.suppress(OSError):
+                os.unlink(self._file.name)
+            self._file.close()
+            self._lock.release()
+        return line
+
+    def _count_the_dead(self) -> None:
+        """Count the starts of processes that crashed before they had started well."""
+        directory = f"{self._path}.open"
+        with contextlib.suppress(OSError):
+            for name in os.listdir(directory):
+                path = os.path.join(directory, name)
+                lock = Lock(path)
+                if lock.take():
+                    crashed = os.stat(path).st_mtime
+                    with open(path, encoding="utf-8", errors="replace") as file:
+                        start, crash = file.readline(), file.read(1)
+                    os.unlink(path)
+                    if crash:
+                        _decide(start, "failed", crashed)
+                lock.release()
 
     def counts_as_good(self) -> bool:
         """Whether it has just turned out to have started well."""
@@ -288,20 +353,52 @@ class Attempt:
         return (found.st_ino, found.st_mtime_ns, found.st_size)
 
     def _update(self, change: Callable[[State], State]) -> tuple[State, State]:
-        """Change what is remembered; what it was, and what it is."""
-        lock = Lock(f"{self._path}.lock")
-        until = time.monotonic() + _LOCK_SECONDS
-        while not lock.take() and time.monotonic() < until:
-            time.sleep(0.01)
-        try:
-            before = read(f"{self._path}.json")
-            after = change(before)
-            if after != before:
-                with contextlib.suppress(OSError):
-                    write_json(f"{self._path}.json", dataclasses.asdict(after))
-        finally:
-            lock.release()
-        return before, after
+        return update(self._path, change)
+
+
+def update(path: str, change: Callable[[State], State]) -> tuple[State, State]:
+    """Change what is remembered at *path*; what it was, and what it is."""
+    lock = Lock(f"{path}.lock")
+    until = time.monotonic() + _LOCK_SECONDS
+    while not lock.take() and time.monotonic() < until:
+        time.sleep(0.01)
+    try:
+        before = read(f"{path}.json")
+        after = change(before)
+        if after != before:
+            with contextlib.suppress(OSError):
+                write_json(f"{path}.json", dataclasses.asdict(after))
+    finally:
+        lock.release()
+    return before, after
+
+
+def decide(path: str, code: int) -> str:
+    """The driver whose start lies in the file *path* has ended with status *code*. A line for people, or ""."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            start = file.readline()
+        os.unlink(path)
+    except OSError:
+        return ""
+    return _decide(start, verdict(code), time.time())
+
+
+def _decide(text: str, how: str, when: float) -> str:
+    try:
+        document = json.loads(text)
+        path, limit, until = str(document["path"]), int(document["limit"]), float(document["until"])
+        start = Start(**document["start"])
+        start = dataclasses.replace(start, introduced=tuple(start.introduced))
+    except (ValueError, KeyError, TypeError):
+        return ""
+    if how == "good" or when > until:
+        before, after = update(path, lambda state: went_well(state, start))
+    elif how == "failed":
+        before, after = update(path, lambda state: failed(state, start, when, limit))
+    else:
+        return ""
+    return told(before, after, limit)
 
 
 def read(path: str) -> State:

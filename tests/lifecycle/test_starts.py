@@ -496,3 +496,79 @@ def test_help_names_the_settings():
     )
     for flag in ("--max-failed-starts", "--start-seconds", "--start-mark", "--deny-failed"):
         assert flag in shown.stdout
+
+
+# -- drivers that nobody stands beside -----------------------------------------------------------------------
+
+DRIVER = """
+import cachehome, os, signal, sys, time
+session = cachehome.Session().start()
+{before}
+exec(open({job!r}).read())
+session.round_completed()
+session.finish()
+"""
+
+
+def drive(node, command: list[str], before: str = "") -> subprocess.CompletedProcess[str]:
+    script = node.script(DRIVER.format(job=command[1], before=before), "driver.py")
+    return subprocess.run(
+        [sys.executable, script], env=node.environ, cwd=node.directory,
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+def opened(node) -> list[str]:
+    return [str(path) for path in node.home.glob(".cache/*/.node/starts/*.open/*")]
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [(SEGV, -signal.SIGSEGV), ("raise ZeroDivisionError", 1), ("os.abort()", -signal.SIGABRT)],
+)
+def test_a_session_whose_driver_dies_before_its_first_round(poisoned, end, status):
+    node, command = poisoned, job(poisoned, end=end)
+    for _ in range(2):
+        ended = drive(node, command)
+        assert (ended.returncode, ended.stdout) == (status, "bad good\n"), ended.stderr
+    third = drive(node, command)
+    assert (third.returncode, third.stdout) == (0, "good\n"), third.stderr
+    assert "went well: this host goes on so" in third.stderr
+    assert drive(node, command).stdout == "good\n"
+    assert opened(node) == []
+
+
+@pytest.mark.parametrize(
+    ("end", "before"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", ""),
+        ("os.kill(os.getpid(), signal.SIGTERM)", ""),
+        (SEGV, "session.round_completed()"),  # it had started well
+    ],
+    ids=["killed", "told to end", "later"],
+)
+def test_ends_of_a_session_that_show_nothing(poisoned, end, before):
+    command = job(poisoned, end=end)
+    for _ in range(3):
+        assert drive(poisoned, command, before).stdout == "bad good\n"
+    assert state_of(poisoned) == State()
+
+
+def test_who_ends_a_claim_says_how_the_driver_ended(poisoned):
+    node, command = poisoned, job(poisoned)
+
+    def start() -> str:
+        told = json.loads(node.run("agent", "start", "--json").stdout)
+        ended = subprocess.run(
+            command, env=node.environ | told["variables"], capture_output=True, text=True, timeout=60, check=False
+        )  # fmt: skip
+        code = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
+        released = node.run("agent", "release", "--status", str(code), "--wait")
+        assert released.returncode == 0, released.stderr
+        return ended.stdout + released.stderr
+
+    assert start().startswith("bad good\n")
+    assert "failed starts: 2; the next one does without what generation 2 brought" in start()
+    said = start()
+    assert said.startswith("good\n")
+    assert "went well: this host goes on so" in said
