@@ -58,6 +58,7 @@ def status(settings: Settings) -> dict[str, Any]:
             }
             for row in rows
         },
+        "builds": _builds(answer),
         "skipped": [{"what": what, "why": why} for what, why in _skipped(settings, answer)],
         "slim": _slim(settings),
         "too_late": early.too_late(),
@@ -118,6 +119,22 @@ def _size(directory: str | None, all_of_them: set[str]) -> dict[str, Any]:
         except OSError:
             continue  # not there, not ours, or gone meanwhile
     return {"exists": bool(directory) and os.path.isdir(directory or ""), "files": files, "bytes": size}
+
+
+def _builds(answer: home.Resolution) -> list[dict[str, Any]]:
+    """The directories of `run`, sessions and agents: each build has its own, which the hook knows nothing of."""
+    from cachehome.lifecycle.builds import builds
+
+    found = []
+    for one in builds(answer.root, answer.tag):
+        every = set(one.families.values())
+        sizes = [_size(path, every) for path in every]
+        files, size = (sum(part[key] for part in sizes) for key in ("files", "bytes"))
+        facts = {"build": one.build, "profile": one.profile, "slot": one.slot, "directory": one.directory}
+        found.append(
+            {**facts, "files": files, "bytes": size, "unpublished": one.unpublished, "publish": one.command}
+        )
+    return found
 
 
 def _nameless() -> list[str]:
@@ -186,6 +203,11 @@ def _text(document: dict[str, Any]) -> list[str]:
     lines += [f"skipped     {skipped['what']}: {skipped['why']}" for skipped in document["skipped"]]
     if document["too_late"]:
         lines.append(f"too late    {document['too_late']}")
+    for one in document["builds"]:
+        what = f"{one['build'][:8]}/{one['profile'][:16]}" + (f", {one['slot']}" if one["slot"] else "")
+        left = f"; {one['unpublished']} entries to publish: {one['publish']}" if one["unpublished"] else ""
+        size = f"{one['files']} files, {output.size(one['bytes'])}"
+        lines.append(f"build       {one['directory']} ({what}): {size}{left}")
     lines += [f"note        {note}" for note in document["notes"]]
     lines += [f"setting     {problem}" for problem in document["problems"]]
     return lines

@@ -30,6 +30,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from cachehome import home
+from cachehome.lifecycle.builds import builds
 from cachehome.lifecycle.locks import Lock, write_json
 from cachehome.lifecycle.reports import Reporter
 from cachehome.lifecycle.rounds import Publishing
@@ -220,6 +221,8 @@ class Agent:
                 os.unlink(os.path.join(self._directory, "stop"))
             if not self._restored:
                 self._restore()
+            for line in self._left_by_others():
+                self._say(line)
             claims = Claims(self._directory)
             reason = ""
             while not reason:
@@ -260,6 +263,17 @@ class Agent:
         if record is not None:
             self._say(record.line())
             self._reporter.started(self._place, record)
+
+    def _left_by_others(self) -> list[str]:
+        """Lines about what runs under other identities have left here unpublished: this agent is not theirs."""
+        found = self._place.found
+        mine = set(self._place.directories.values())
+        return [
+            f"agent: {one.directory} holds {one.unpublished} entries of {one.build[:8]}/{one.profile[:16]} that are not"
+            f" published: {one.command}"
+            for one in builds(found.root, found.tag)
+            if not mine & set(one.families.values()) and one.unpublished
+        ]
 
     def _watch(self, claims: Claims) -> str:
         settings = self._settings
