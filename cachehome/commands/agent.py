@@ -65,7 +65,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wait", action="store_true", help="stop, release: until the agent has ended")
     import argparse
 
-    parser.add_argument("--restored", action="store_true", help=argparse.SUPPRESS)
+    for what in ("--restored", "--claimed"):  # what `start` has done already
+        parser.add_argument(what, action="store_true", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
@@ -132,7 +133,8 @@ def _run(args: argparse.Namespace, place: Place) -> int:
 
     for note in place.notes:
         _say(note)
-    if not Agent(place, _say, leased=not args.no_lease, restored=args.restored).run():
+    leased = not args.no_lease
+    if not Agent(place, _say, leased=leased, restored=args.restored, claimed=args.claimed).run():
         _say("agent: another one works here already")
         return 3
     return 0
@@ -169,11 +171,16 @@ def _release(args: argparse.Namespace, settings: Settings) -> int:
         if line:
             output.talk(f"cachehome: {line}")
         agent.Lease(path).release()
-    last = [directory for directory, path in claims.items() if not os.listdir(os.path.dirname(path))]
-    if not claims:
+    unclaimed = [
+        one["directory"]
+        for one in map(agent.status, agent.directories(settings))
+        if one.get("leased") and not one["claims"] and one["state"] in ("starting", "ready", "ending")
+    ]
+    # A claim that lives as long as a process may have gone with it: what is to be waited for is the agent's end.
+    if not claims and not (args.wait and unclaimed):
         output.talk(f"cachehome: no agent of this node has a claim {_name(args)!r}")
         return 3
-    return _wait(last, settings) if args.wait else 0
+    return _wait(unclaimed, settings) if args.wait else 0
 
 
 def _stop(args: argparse.Namespace, settings: Settings) -> int:

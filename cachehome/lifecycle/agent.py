@@ -194,17 +194,31 @@ class Agent:
     """One agent in this process. `run` once, in the main thread."""
 
     def __init__(
-        self, place: Place, say: Callable[[str], None], *, leased: bool = True, restored: bool = False
+        self,
+        place: Place,
+        say: Callable[[str], None],
+        *,
+        leased: bool = True,
+        restored: bool = False,
+        claimed: bool = False,
     ) -> None:
+        """*claimed*: somebody claimed it before it began, and may be gone by now."""
         self._place = place
         self._settings = place.settings
         self._directory = directory_of(place)
         self._say = say
         self._leased = leased
         self._restored = restored
+        self._claimed = claimed
         self._stop = ""
         self._reporter = Reporter(self._settings.report_dir, "agent")
-        self._status: dict[str, Any] = {"pid": os.getpid(), "state": "starting", "rounds": 0, "last": None}
+        self._status: dict[str, Any] = {
+            "pid": os.getpid(),
+            "leased": leased,
+            "state": "starting",
+            "rounds": 0,
+            "last": None,
+        }
 
     def run(self) -> bool:
         """Work until there is a reason to end; whether there was anything to do (False: another agent works here)."""
@@ -224,6 +238,7 @@ class Agent:
             for line in self._left_by_others():
                 self._say(line)
             claims = Claims(self._directory)
+            claims.ever = self._claimed
             reason = ""
             while not reason:
                 self._tell("ready")
@@ -380,7 +395,7 @@ def detach(place: Place, *, leased: bool) -> subprocess.Popen[bytes]:
         "agent",
         "run",
         "--restored",
-        *([] if leased else ["--no-lease"]),
+        "--claimed" if leased else "--no-lease",
     ]
     variables = {**environment(place.environ, place.settings), "CACHEHOME_IDENTITY": place.identity_file}
     with open(os.path.join(directory, "log"), "ab") as log:

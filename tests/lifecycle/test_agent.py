@@ -311,3 +311,9 @@ def test_claims_age_by_what_is_seen(tmp_path):
     assert claims.look() == 0
     claims.drop()
     assert claims.look() is None
+
+
+def test_a_driver_that_ended_before_the_agent_looked(agents):
+    """The claim was made, and is gone: nobody will come."""
+    assert agents.run("agent", "run", "--claimed").returncode == 0
+    assert status(agents)["agents"][0]["reason"] == "released"
