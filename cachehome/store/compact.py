@@ -135,7 +135,7 @@ def compact(
     *,
     limit: int = 0,
     deny_seconds: float = 0.0,
-    compression: str = "zstd:3",
+    compression: str = "zstd:2",
     deadline: float,
     publisher: dict[str, Any] | None = None,
 ) -> Compaction | None:

