@@ -15,7 +15,7 @@ from cachehome.errors import IntegrityError, NotInStore
 from cachehome.families import Family
 from cachehome.store.backend import Backend
 from cachehome.store.manifest import Entry, Manifest, Pack
-from cachehome.store.pack import FRAME, Layout, check_frame, decompressor, named
+from cachehome.store.pack import Layout, check_frame, decompressor, named
 from cachehome.sync import parallel, portable
 from cachehome.sync.live import Live
 from cachehome.sync.scan import LocalEntry
@@ -105,7 +105,7 @@ class Plan:
     def tasks(self) -> list[Task]:
         """The work in even shares."""
         cost = sum(place[1] + _FILE for found in self.places for place in found)
-        goal = max(FRAME, min(_TASK, cost // (3 * parallel.most())))
+        goal = max(_TASK, cost // (8 * parallel.most()))
         return [
             Task(pack, layout, share)
             for pack, found in zip(self.manifest.packs, self.places, strict=True)
