@@ -76,7 +76,7 @@ def test_metadata(wheel: Path) -> None:
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["License-Expression"] == "Apache-2.0"
     extras = set(metadata.get_all("Provides-Extra", []))
-    assert extras == {"all", "cli", "dev", "gpu", "metrics", "object", "platform", "sign", "sync", "torch"}
+    assert extras == {"all", "cli", "dev", "platform", "sign", "sync", "torch"}
     assert all("extra ==" in requirement for requirement in metadata.get_all("Requires-Dist", []))
     assert "cachehome = cachehome.cli:main" in scripts
 
