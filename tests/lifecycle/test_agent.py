@@ -287,11 +287,14 @@ def groups_of(pid: int) -> list[int]:
         return []
 
 
+KILLS = int(os.environ.get("KILLS", "6"))
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(max(600, 15 * KILLS))
 def test_killed_at_random_moments(agents):
     """Driver, agent, or both with their process groups: the store stays valid, and nothing that was left is lost."""
-    killed_at_random(agents, int(os.environ.get("KILLS", "6")), 1)
+    killed_at_random(agents, KILLS, 1)
 
 
 # -- claims
