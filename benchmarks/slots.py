@@ -13,7 +13,6 @@ Whole processes, from their start to the end of the last one, with the corpus an
 
 from __future__ import annotations
 
-import argparse
 import compileall
 import json
 import os
@@ -29,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import corpus as corpora
-from sync import ROOT, Bench, Run, cell, compare, machine
+from sync import ROOT, Bench, Run, cell, compare, machine, options
 
 DRIVER = """
 import json, os, sys
@@ -137,19 +136,8 @@ def markdown(runs: dict[str, list[Run]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Private directories for the workers of a node.")
-    parser.add_argument(
-        "--corpus", type=Path, help="where the corpus is, or is made (default: the user's cache)"
-    )
-    parser.add_argument("--kernels", type=int, default=corpora.KERNELS, help="size of the corpus")
-    parser.add_argument("--small", dest="kernels", action="store_const", const=corpora.SMALL)
-    parser.add_argument(
-        "--target", type=Path, default=tempfile.gettempdir(), help="what file system to measure"
-    )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = options("Private directories for the workers of a node.")
     parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--identity", type=Path, help="use this identity file (default: make one)")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     directory = (args.corpus or corpora.default_directory(args.kernels)).resolve()
     made = corpora.make(directory, args.kernels)

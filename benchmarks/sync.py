@@ -378,8 +378,9 @@ def machine(base: Path) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Publish and restore, side by side with the usual tools.")
+def options(description: str) -> argparse.ArgumentParser:
+    """What every benchmark on the corpus can be told."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--corpus", type=Path, help="where the corpus is, or is made (default: the user's cache)"
     )
@@ -391,6 +392,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--identity", type=Path, help="use this identity file (default: make one)")
     parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = options("Publish and restore, side by side with the usual tools.")
     args = parser.parse_args(argv)
     directory = (args.corpus or corpora.default_directory(args.kernels)).resolve()
     made = corpora.make(directory, args.kernels)

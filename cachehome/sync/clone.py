@@ -24,6 +24,7 @@ from cachehome.sync import parallel, portable
 from cachehome.sync.live import Live, Stamp, known, trouble
 from cachehome.sync.record import Phases, Record
 from cachehome.sync.scan import LocalEntry, LocalFile, scan
+from cachehome.sync.stage import fill
 
 if TYPE_CHECKING:
     from cachehome.families import Family
@@ -273,15 +274,7 @@ class _Hands:
         return {path: [*found, piece.rows[path][3]] for path, found in rows.items()}
 
     def _write(self, path: str, data: bytes, mode: int) -> tuple[int, int, int]:
-        descriptor = os.open(path, _WRITE, mode, dir_fd=self.staging_fd)
-        try:
-            written = os.write(descriptor, data)
-            while written < len(data):
-                written += os.write(descriptor, data[written:])
-            found = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
-        return found.st_size, found.st_mtime_ns, found.st_ino
+        return fill(os.open(path, _WRITE, mode, dir_fd=self.staging_fd), [data])
 
     def _move_tree(self, staged: str, name: str) -> bool:
         try:

@@ -197,15 +197,7 @@ class _Stager:
         except FileNotFoundError:
             self._make_parents(number, path.rpartition("/")[0])
             descriptor = os.open(path, _FLAGS, mode, dir_fd=at)
-        try:
-            for part in parts:
-                written = os.write(descriptor, part)
-                while written < len(part):
-                    written += os.write(descriptor, memoryview(part)[written:])
-            found = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
-        return found.st_size, found.st_mtime_ns, found.st_ino
+        return fill(descriptor, parts)
 
     def _make_parents(self, number: int, parents: str) -> None:
         try:
@@ -225,6 +217,19 @@ class _Stager:
             return portable.local(data, f"{self.plan.targets[number].live.directory}/{directory}", present)
         except ValueError as error:
             raise IntegrityError(f"{path}: {error}", name=path, reason="file_damaged") from None
+
+
+def fill(descriptor: int, parts: Iterable[bytes | memoryview]) -> tuple[int, int, int]:
+    """Write *parts* to a new file and close it: (size, mtime_ns, inode), as a table of hashes knows it."""
+    try:
+        for part in parts:
+            written = os.write(descriptor, part)
+            while written < len(part):
+                written += os.write(descriptor, memoryview(part)[written:])
+        found = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def _stream(frames: _Frames, layout: Layout, place: Place) -> Iterator[memoryview]:
