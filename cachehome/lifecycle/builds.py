@@ -33,8 +33,9 @@ class Build(NamedTuple):
     @property
     def unpublished(self) -> int:
         """Entries that no restore brought and no publication took: of a run that was killed, or that still works."""
-        from cachehome.sync.live import Live, known
+        from cachehome.sync.live import Live
         from cachehome.sync.scan import scan
+        from cachehome.sync.table import known
 
         catalogue = families.catalogue(plugins=True)
         count = 0

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cachehome.identity import Identity
     from cachehome.lifecycle.place import Place
     from cachehome.settings import Settings
+    from cachehome.sync.stage import Target
 
 Directories = dict[str, str]
 
@@ -105,10 +106,13 @@ class _Work:
 
         mine = in_effect(self.settings)
         if source is not None:
-            first, *records = self._each(source, [mine, *others])
+            first, *records = self._each(self._restored(source), [mine, *others])
             return _with(first, records)
         return guard.restore(
-            self.settings, self.identity, mine, then=lambda first: self._others(first, mine, others, asked)
+            self.settings,
+            self.identity,
+            mine,
+            then=lambda first, targets: self._others(first, targets, others, asked),
         )
 
     def gather(self, others: Sequence[Directories], asked: str, adopt: bool) -> Record:
@@ -125,12 +129,20 @@ class _Work:
             claimed.answer([shared(record, one) for one in claimed.wanted])
         return _with(record, [shared(record, one) for one in others])
 
-    def _each(self, source: Directories | None, targets: Sequence[Directories]) -> list[Record]:
+    def _restored(self, source: Directories) -> Sequence[Target]:
+        from cachehome.sync import clone
+
+        try:
+            return clone.restored(source)
+        except OSError:  # somebody wiped it
+            return ()
+
+    def _each(self, source: Sequence[Target], targets: Sequence[Directories]) -> list[Record]:
         """Clone *targets* from *source*, and restore those that can't be cloned."""
         from cachehome.sync.restore import restore
 
         found: list[Record | None] = [None] * len(targets)
-        if source is not None:
+        if source:
             from cachehome.sync.clone import clone
 
             with contextlib.suppress(OSError, ValueError):  # somebody works there, or wiped it
@@ -141,14 +153,14 @@ class _Work:
         ]
 
     def _others(
-        self, first: Record, restored: Directories, others: Sequence[Directories], asked: str
+        self, first: Record, restored: Sequence[Target], others: Sequence[Directories], asked: str
     ) -> Record:
         """*first* is how *restored* was; with what became of the others."""
         if first.outcome == "unavailable":
             return first
         from cachehome.lifecycle.asked import claim
 
-        source = restored if first.outcome == "hit" else None
+        source = restored if first.outcome == "hit" else ()
         done: list[Record] = []
         phases = Phases()
         with phases("others"):

@@ -20,11 +20,13 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cachehome.store.manifest import File
 from cachehome.sync import parallel, portable
-from cachehome.sync.live import Live, Stamp, known, trouble
+from cachehome.sync.live import Live, Stamp, trouble
 from cachehome.sync.record import Phases, Record
-from cachehome.sync.scan import LocalEntry, LocalFile, scan
-from cachehome.sync.stage import fill
+from cachehome.sync.scan import LocalFile, scan
+from cachehome.sync.stage import Target, fill
+from cachehome.sync.table import Table, known, row, sha256_of
 
 if TYPE_CHECKING:
     from cachehome.families import Family
@@ -38,17 +40,20 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Piece(NamedTuple):
-    """An entry to be brought. Its files by how they come; *rows* of the table as they are over there."""
+    """An entry to be brought, its files by how they come."""
 
-    entry: LocalEntry
+    name: str
+    modes: dict[str, int]
+    """Suffix of each file to the mode of a copy."""
     size: int
     tree: bool
     deep: bool
     """Whether there are directories in the tree."""
     linked: list[str]
     groups: list[tuple[str, bytes]]
-    copied: list[LocalFile]
-    rows: dict[str, list[Any]]
+    copied: list[str]
+    rows: Table
+    """As they are over there."""
 
 
 class _Model(NamedTuple):
@@ -57,12 +62,11 @@ class _Model(NamedTuple):
     family: Family
     live: Live
     stamp: Stamp
-    table: dict[str, list[Any]]
     pieces: list[_Piece]
 
 
 def clone(
-    identity: Identity, source: Mapping[str, str], targets: Sequence[Mapping[str, str]]
+    identity: Identity, source: Sequence[Target], targets: Sequence[Mapping[str, str]]
 ) -> list[Record | None]:
     """Fill each of *targets* (family to path) with what was restored into *source*. None for one that can't be filled:
     it belongs to another build, is not to be trusted, or failed.
@@ -71,7 +75,7 @@ def clone(
     """
     phases = Phases()
     with phases("clone"):
-        models = [_model(identity, family, path) for family, path in _known(source)]
+        models = [_model(identity, target) for target in source]
 
     def one(number: int) -> dict[str, Any] | None:
         try:
@@ -80,55 +84,69 @@ def clone(
         except (OSError, ValueError):
             return None
 
-    # As many at once as there are, so that the last one does not work alone.
-    workers = min(len(targets), 8)
-    return [found and Record(**found) for found in parallel.each(one, range(len(targets)), workers=workers)]
+    return [found and Record(**found) for found in parallel.each(one, range(len(targets)))]
 
 
-def _known(source: Mapping[str, str]) -> list[tuple[Family, str]]:
+def restored(directories: Mapping[str, str]) -> list[Target]:
+    """What a restore has left in *directories* (family to path), to clone from. Raises OSError."""
     from cachehome import families
 
     catalogue = families.catalogue(plugins=True)
-    return [(catalogue[name], source[name]) for name in sorted(source.keys() & catalogue.keys())]
+    targets = [
+        Target(catalogue[name], Live(directories[name]))
+        for name in sorted(directories.keys() & catalogue.keys())
+    ]
+    for target in targets:
+        target.local = scan(target.family, target.live.directory)
+        target.table = target.live.table()
+    return targets
 
 
-def _model(identity: Identity, family: Family, directory: str) -> _Model:
-    live = Live(directory)
+def _model(identity: Identity, source: Target) -> _Model:
+    live, table = source.live, source.table
     stamp = live.stamp()
     if stamp is None or stamp.build != identity.build_key:
         raise ValueError(f"{live.directory} was not restored for this build")
-    table = live.table()
-    beginnings = _REPLACED.get(family.name, ())
+    replaced = _REPLACED.get(source.family.name, ())
     pieces = []
-    for entry in scan(family, live.directory).values():
-        rows = {}
-        for file in entry.files:
-            path = entry.name + file.suffix
-            if not known(table, path, file):
-                break  # Only what was verified: the worker over there may be compiling by now.
-            rows[path] = table[path]
-        else:
-            with contextlib.suppress(OSError, ValueError):
-                pieces.append(_piece(live, entry, rows, entry.name.startswith(beginnings)))
-    return _Model(family, live, stamp, table, pieces)
+
+    def add(name: str, files: Sequence[LocalFile | File]) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            pieces.append(_piece(live, name, files, table, name.startswith(replaced)))
+
+    for entry in source.local.values():
+        # Only what was verified: the worker over there may be compiling by now.
+        if all(known(table, entry.name + file.suffix, file) for file in entry.files):
+            add(entry.name, entry.files)
+    for stored, suffixes in source.moved:
+        add(stored.name, [file for file in stored.files if file.suffix in suffixes])
+    return _Model(source.family, live, stamp, pieces)
 
 
-def _piece(live: Live, entry: LocalEntry, rows: dict[str, list[Any]], replaced: bool) -> _Piece:
-    linked, groups, copied = [], [], []
-    for file in entry.files:
-        path = entry.name + file.suffix
-        if portable.is_group(path):
-            with open(f"{live.directory}/{path}", "rb", buffering=0) as group:
-                present = {other.suffix[1:] for other in entry.files}
-                groups.append((file.suffix, portable.local(group.read(), _HERE, present)))
+def _piece(live: Live, name: str, files: Sequence[LocalFile | File], table: Table, replaced: bool) -> _Piece:
+    linked, groups, copied, rows, size = [], [], [], {}, 0
+    for file in files:
+        suffix = file.suffix
+        rows[name + suffix] = table[name + suffix]
+        size += file.size
+        if portable.is_group(suffix):
+            groups.append((suffix, _group(live, name, suffix, [other.suffix[1:] for other in files])))
         elif replaced:
-            linked.append(file.suffix)
+            linked.append(suffix)
         else:
-            copied.append(file)
-    size = sum(file.size for file in entry.files)
-    tree = entry.files[0].suffix[:1] == "/"
-    deep = tree and any("/" in file.suffix[1:] for file in entry.files)
-    return _Piece(entry, size, tree, deep, linked, groups, copied, rows)
+            copied.append(suffix)
+    tree = files[0].suffix[:1] == "/"
+    deep = tree and any("/" in file.suffix[1:] for file in files)
+    modes = {file.suffix: 0o700 if file.mode & 0o111 else 0o600 for file in files}
+    return _Piece(name, modes, size, tree, deep, linked, groups, copied, rows)
+
+
+def _group(live: Live, name: str, suffix: str, present: list[str]) -> bytes:
+    with open(f"{live.directory}/{name}{suffix}", "rb", buffering=0) as file:
+        group = file.read()
+    # Made alike first: what was said of one kernel of a function then holds for all.
+    there = _json_text(f"{live.directory}/{name}")
+    return portable.local(group.replace(there, _json_text(_HERE)), _HERE, present)
 
 
 class _Clone:
@@ -188,9 +206,9 @@ class _Clone:
             with _Hands(model, here, staging) as hands:
                 first = int(self.begin * len(model.pieces))
                 for piece in itertools.chain(model.pieces[first:], model.pieces[:first]):
-                    if piece.entry.name not in present and hands.bring(piece, table):
+                    if piece.name not in present and hands.bring(piece, table):
                         self.entries += 1
-                        self.files += len(piece.rows)
+                        self.files += len(piece.modes)
                         self.size += piece.size
         finally:
             import shutil
@@ -204,12 +222,11 @@ class _Hands:
     kernel to walk."""
 
     def __init__(self, model: _Model, here: Live, staging: str) -> None:
-        self.table = model.table
         self.here = here.directory
         self.staging = staging
         self.made: set[str] = set()
         self.names = map(str, itertools.count())
-        self.mark = f'"{_HERE}/'.encode()
+        self.mark = _json_text(_HERE)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self.open = [os.open(path, flags) for path in (model.live.directory, self.here, staging)]
         self.there_fd, self.here_fd, self.staging_fd = self.open
@@ -221,10 +238,10 @@ class _Hands:
         for descriptor in self.open:
             os.close(descriptor)
 
-    def bring(self, piece: _Piece, table: dict[str, list[Any]]) -> bool:
+    def bring(self, piece: _Piece, table: Table) -> bool:
         """Whether it came, with its rows in *table*; not if it is gone over there, or somebody else's is here by
         now."""
-        name = piece.entry.name
+        name = piece.name
         parent = name.rpartition("/")[0]
         if parent and parent not in self.made:
             os.makedirs(f"{self.here}/{parent}", mode=0o700, exist_ok=True)
@@ -233,24 +250,28 @@ class _Hands:
         try:
             if piece.tree:
                 os.mkdir(staged, 0o700, dir_fd=self.staging_fd)
-            for file in piece.entry.files if piece.deep else ():
-                os.makedirs(
-                    f"{self.staging}/{staged}{os.path.dirname(file.suffix)}", mode=0o700, exist_ok=True
-                )
-            rows = piece.rows | self._stage(piece, staged)
+            for suffix in piece.modes if piece.deep else ():
+                os.makedirs(f"{self.staging}/{staged}{os.path.dirname(suffix)}", mode=0o700, exist_ok=True)
+            rows = self._stage(piece, staged)
         except (FileNotFoundError, ValueError):  # replaced meanwhile: what it is now was never verified
             return False
-        moved = self._move_tree(staged, name) if piece.tree else self._move_files(staged, piece.entry)
+        moved = self._move_tree(staged, name) if piece.tree else self._move_files(staged, piece)
         if moved:
+            table.update(piece.rows)
             table.update(rows)
         return moved
 
-    def _stage(self, piece: _Piece, staged: str) -> dict[str, list[Any]]:
+    def _stage(self, piece: _Piece, staged: str) -> Table:
         """Make all files of an entry below *staged*; rows of those that are no links."""
-        name = piece.entry.name
+        name = piece.name
         there, here = self.there_fd, self.staging_fd
-        rows = {}
+        rows: Table = {}
         copied = piece.copied
+
+        def write(suffix: str, data: bytes, sha256: str) -> None:
+            descriptor = os.open(staged + suffix, _WRITE, piece.modes[suffix], dir_fd=here)
+            rows[name + suffix] = row(sha256, *fill(descriptor, [data]))
+
         try:
             for suffix in piece.linked:
                 os.link(
@@ -260,21 +281,18 @@ class _Hands:
             raise
         except OSError:  # another file system, one without links, or as many as it bears
             left = piece.linked[piece.linked.index(suffix) :]
-            copied = [file for file in piece.entry.files if file.suffix in left] + copied
+            copied = [*left, *copied]
         for suffix, group in piece.groups:
             directory = _json_text(os.path.dirname(f"{self.here}/{name}{suffix}"))
-            rows[name + suffix] = self._write(staged + suffix, group.replace(self.mark, directory), 0o600)
-        for file in copied:
-            with open(os.open(name + file.suffix, _READ, dir_fd=there), "rb", buffering=0) as opened:
+            write(suffix, group.replace(self.mark, directory), sha256_of(piece.rows[name + suffix]))
+        for suffix in copied:
+            with open(os.open(name + suffix, _READ, dir_fd=there), "rb", buffering=0) as opened:
                 data = opened.read()
-            if hashlib.sha256(data).hexdigest() != piece.rows[name + file.suffix][3]:
-                raise ValueError(f"{name}{file.suffix} has changed")
-            mode = 0o700 if file.mode & 0o111 else 0o600
-            rows[name + file.suffix] = self._write(staged + file.suffix, data, mode)
-        return {path: [*found, piece.rows[path][3]] for path, found in rows.items()}
-
-    def _write(self, path: str, data: bytes, mode: int) -> tuple[int, int, int]:
-        return fill(os.open(path, _WRITE, mode, dir_fd=self.staging_fd), [data])
+            sha256 = sha256_of(piece.rows[name + suffix])
+            if hashlib.sha256(data).hexdigest() != sha256:
+                raise ValueError(f"{name}{suffix} has changed")
+            write(suffix, data, sha256)
+        return rows
 
     def _move_tree(self, staged: str, name: str) -> bool:
         try:
@@ -285,11 +303,11 @@ class _Hands:
             return False
         return True
 
-    def _move_files(self, staged: str, entry: LocalEntry) -> bool:
+    def _move_files(self, staged: str, piece: _Piece) -> bool:
         """Move files one by one, over nothing that is here."""
         moved = False
-        for file in entry.files:
-            names = (staged + file.suffix, entry.name + file.suffix)
+        for suffix in piece.modes:
+            names = (staged + suffix, piece.name + suffix)
             with contextlib.suppress(FileExistsError):
                 try:
                     os.link(*names, src_dir_fd=self.staging_fd, dst_dir_fd=self.here_fd)

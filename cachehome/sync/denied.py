@@ -14,7 +14,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cachehome.errors import ConfigError, NotInStore, StoreError
 from cachehome.families import Family
@@ -23,9 +23,10 @@ from cachehome.store.marks import QUARANTINE, Denials, Denied, Row, introduced
 from cachehome.store.merge import digest
 from cachehome.store.store import Store
 from cachehome.sync import portable
-from cachehome.sync.live import Live, known, row
+from cachehome.sync.live import Live
 from cachehome.sync.record import Record, Work
 from cachehome.sync.scan import LocalEntry
+from cachehome.sync.table import Table, known, row
 
 if TYPE_CHECKING:
     from cachehome.identity import Identity
@@ -95,7 +96,7 @@ class LeaveOut(NamedTuple):
 
 
 def denied_here(
-    denials: Denials, family: Family, live: Live, local: dict[str, LocalEntry], table: dict[str, list[Any]]
+    denials: Denials, family: Family, live: Live, local: dict[str, LocalEntry], table: Table
 ) -> dict[str, bool]:
     """Names of *local* entries that are denied; True if they must not be used, either. Hashes go into *table*."""
     found = {}
@@ -107,7 +108,7 @@ def denied_here(
     return found
 
 
-def _row(family: Family, live: Live, entry: LocalEntry, table: dict[str, list[Any]]) -> Row:
+def _row(family: Family, live: Live, entry: LocalEntry, table: Table) -> Row:
     files = []
     for file in entry.files:
         if family.ir and file.suffix.endswith(family.ir):
@@ -120,7 +121,7 @@ def _row(family: Family, live: Live, entry: LocalEntry, table: dict[str, list[An
                 open(os.path.join(live.directory, path), "rb") as opened,
             ):
                 have = hashlib.sha256(portable.canonical(path, opened.read())).hexdigest()
-                table[path] = row(file, have)
+                table[path] = row(have, *file[1:4])
         files.append(File(file.suffix, file.size, file.mode, have, 0, 0))
     return (family.name, entry.name, Entry(family.name, entry.name, 0, False, tuple(files)).digest())
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cachehome.identity import Identity
     from cachehome.settings import Settings
     from cachehome.sync.denied import LeaveOut
+    from cachehome.sync.stage import Target
 
 _MARGIN = 0.5  # seconds; what has a deadline of its own tells more, and comes first
 _GRACE = 1.0  # seconds for a child that was told to end: it removes what it has staged
@@ -40,7 +41,7 @@ def restore(
     *,
     number: int | None = None,
     leave_out: LeaveOut | None = None,
-    then: Callable[[Record], Record] = lambda record: record,
+    then: Callable[[Record, Sequence[Target]], Record] = lambda record, _: record,
 ) -> Record:
     """`cachehome.sync.restore.restore`, ended after `store_timeout_seconds`. *then*: what else to do in that time."""
     from cachehome.sync import restore as module
@@ -48,7 +49,9 @@ def restore(
     settings, identity = asked(settings, identity)
     return _within(
         settings.store_timeout_seconds,
-        lambda: then(module.restore(settings, identity, directories, number=number, leave_out=leave_out)),
+        lambda: module.restore(
+            settings, identity, directories, number=number, leave_out=leave_out, then=then
+        ),
         _late("restore", settings, identity, settings.store_timeout_seconds),
     )
 

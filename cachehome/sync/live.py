@@ -3,7 +3,7 @@
     <family's live directory>/.cachehome/
         stamp           {"build", "whole", "restored_ns", "generation", "manifest"}: whose work lies here
         suspects        [sha256, ...]: packs that a restore found damaged
-        files           {"path": [...], "size", "mtime_ns", "inode", "sha256"}: hashes that need not be computed again
+        files           hashes that need not be computed again: table.py
         lock            one of a node's workers fetches at a time (flock; without it, go on)
         staging-*/      a restore that is under way, or was killed
         aside-*/        what was moved out of the way: broken or denied entries
@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachehome.errors import ConfigError
 from cachehome.store import document
-from cachehome.sync.scan import OWN, LocalFile
+from cachehome.sync import table
+from cachehome.sync.scan import OWN
+from cachehome.sync.table import Table
 
 if TYPE_CHECKING:
     from cachehome.settings import Settings
 
 _STAGING = "staging-"
-_COLUMNS = ("path", "size", "mtime_ns", "inode", "sha256")
 _ASIDE = "aside-"
 _OLD = 86_400.0  # seconds; nobody restores for a day, and nobody maps a moved library for longer than its job
 
@@ -85,20 +86,17 @@ class Live:
         os.unlink(path)
         return found
 
-    def table(self) -> dict[str, list[Any]]:
+    def table(self) -> Table:
         """The known hashes; {} if there are none that can be read."""
-        columns = self._load("files")
         try:
-            rows = zip(*(columns[name] for name in _COLUMNS), strict=True)
-            return {str(path): row for path, *row in rows}
-        except (KeyError, TypeError, ValueError):
+            with open(os.path.join(self.own, "files"), "rb") as file:
+                return table.read(file.read())
+        except (OSError, ValueError):
             return {}
 
-    def write_table(self, table: dict[str, list[Any]]) -> None:
+    def write_table(self, known: Table) -> None:
         """Replace the known hashes. Two workers may race: a lost row costs one hash."""
-        paths = list(table)
-        columns = zip(*table.values(), strict=True) if table else ([],) * 4
-        self._store("files", dict(zip(_COLUMNS, (paths, *columns), strict=True)))
+        self._replace("files", table.write(known))
 
     def suspects(self) -> list[str]:
         """Packs of the store that a restore found damaged, for the next publish to look at."""
@@ -117,10 +115,13 @@ class Live:
             return None
 
     def _store(self, name: str, content: Any) -> None:
+        self._replace(name, document.write(content))
+
+    def _replace(self, name: str, data: bytes) -> None:
         path = os.path.join(self.own, name)
         temporary = f"{path}.{os.urandom(16).hex()}"
         with open(temporary, "wb", opener=_only_mine) as file:
-            file.write(document.write(content))
+            file.write(data)
         os.replace(temporary, path)
 
     # -- moving things ------------------------------------------------------------------------------------
@@ -217,19 +218,6 @@ def in_effect(settings: Settings) -> dict[str, str]:
     return home.directories(
         os.environ, families=chosen, local=settings.local or None, slot=settings.slot or None, make=True
     )
-
-
-def row(file: LocalFile, sha256: str) -> list[Any]:
-    """A row of the table for *file*."""
-    return [file.size, file.mtime_ns, file.inode, sha256]
-
-
-def known(table: dict[str, list[Any]], path: str, file: LocalFile) -> str:
-    """The hash of *file*, "" if it is not known or the file has changed since."""
-    found = table.get(path)
-    if not isinstance(found, list) or found[:3] != [file.size, file.mtime_ns, file.inode]:
-        return ""
-    return str(found[3])
 
 
 def trouble(directory: str) -> str:

@@ -17,8 +17,9 @@ from cachehome.families import Family
 from cachehome.store.manifest import Entry, File, Pack
 from cachehome.store.pack import BLOCK, END, FRAME, compressor, member, padding
 from cachehome.sync import parallel, portable
-from cachehome.sync.live import Live, Stamp, row
+from cachehome.sync.live import Live, Stamp
 from cachehome.sync.scan import LocalEntry, LocalFile
+from cachehome.sync.table import Table, row
 
 
 class Source:
@@ -29,7 +30,7 @@ class Source:
         self.live = live
         self.stamp = stamp
         self.local: dict[str, LocalEntry] = {}
-        self.table: dict[str, list[Any]] = {}
+        self.table: Table = {}
 
 
 class _Chunk(NamedTuple):
@@ -149,7 +150,7 @@ class Spool:
         slim = bool(ir) and not has_ir and any(portable.is_group(name + file.suffix) for file in files)
         return "", Entry(source.family.name, name, 0, slim, files)
 
-    def rows(self, number: int) -> dict[str, list[Any]]:
+    def rows(self, number: int) -> Table:
         """Rows of the table for what was packed of source *number*."""
         source = self.sources[number]
         rows = {}
@@ -159,7 +160,7 @@ class Spool:
             by_suffix = {file.suffix: file for file in source.local[name].files}
             for (_, _, suffix, problem, _, sha256, _), _, _ in found:
                 if not problem:
-                    rows[name + suffix] = row(by_suffix[suffix], sha256)
+                    rows[name + suffix] = row(sha256, *by_suffix[suffix][1:4])
         return rows
 
     def remove(self) -> None:

@@ -26,11 +26,12 @@ from cachehome.store.marks import Denials
 from cachehome.store.store import Addition, Generation, Store
 from cachehome.sync import copies, growing, portable
 from cachehome.sync.denied import damaged, denied_here
-from cachehome.sync.live import Live, Stamp, in_effect, known, row, trouble
+from cachehome.sync.live import Live, Stamp, in_effect, trouble
 from cachehome.sync.packing import Source, Spool
 from cachehome.sync.record import Record, Work, asked
 from cachehome.sync.restore import host_tag, other_build
 from cachehome.sync.scan import LocalEntry, scan
+from cachehome.sync.table import Table, known, row
 
 if TYPE_CHECKING:
     from cachehome.identity import Identity
@@ -442,12 +443,14 @@ def _read(source: Source, name: str) -> bytes:
         return file.read()
 
 
-def _unchanged(entry: LocalEntry, there: Entry, table: dict[str, list[Any]]) -> bool:
+def _unchanged(entry: LocalEntry, there: Entry, table: Table) -> bool:
     """Whether the files of *there* lie here as they were published or restored, and no others: most do, most times."""
     if len(entry.files) != len(there.files):
         return False
     for file, stored in zip(entry.files, there.files, strict=True):  # both in the order of their suffixes
-        if file.suffix != stored.suffix or table.get(entry.name + file.suffix) != row(file, stored.sha256):
+        if file.suffix != stored.suffix or table.get(entry.name + file.suffix) != row(
+            stored.sha256, *file[1:4]
+        ):
             return False
     return True
 
@@ -477,7 +480,7 @@ def _same(source: Source, entry: LocalEntry, there: Entry, ir: tuple[str, ...]) 
             with contextlib.suppress(OSError, ValueError):
                 with open(os.path.join(source.live.directory, path), "rb") as opened:
                     have = hashlib.sha256(portable.canonical(path, opened.read())).hexdigest()
-                source.table[path] = row(file, have)
+                source.table[path] = row(have, *file[1:4])
                 hashed = True
         if have != expected and not portable.is_group(path):
             return False, hashed

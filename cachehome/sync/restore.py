@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,11 @@ from cachehome.store.marks import Denials
 from cachehome.store.store import Generation, Store
 from cachehome.sync import portable
 from cachehome.sync.denied import LeaveOut, denied_here, suspect
-from cachehome.sync.live import Live, Stamp, in_effect, known, ours, trouble
+from cachehome.sync.live import Live, Stamp, in_effect, ours, trouble
 from cachehome.sync.record import Record, Work, asked
 from cachehome.sync.scan import LocalEntry, Rules, scan
 from cachehome.sync.stage import Plan, Target
+from cachehome.sync.table import Table, known
 
 if TYPE_CHECKING:
     from cachehome.identity import Identity
@@ -48,20 +49,22 @@ def restore(
     *,
     number: int | None = None,
     leave_out: LeaveOut | None = None,
+    then: Callable[[Record, Sequence[Target]], Record] = lambda record, _: record,
 ) -> Record:
     """Fill the live *directories* (family name -> path; None: those in effect) from the store of *settings*.
 
     Never raises for what a store or a file system can do; the record says it. *number*: that generation, not
-    the newest. *leave_out*: what not to install, and not to leave lying there. Raises `ConfigError` for settings that
-    can't be meant.
+    the newest. *leave_out*: what not to install, and not to leave lying there. *then*: what else to do with what came.
+    Raises `ConfigError` for settings that can't be meant.
     """
     work = _Restore(*asked(settings, identity), directories, leave_out)
     try:
-        return work.run(number)
+        record = work.run(number)
     except ConfigError:
         raise
     except OSError as error:
-        return work.failed(error)
+        record = work.failed(error)
+    return then(record, work.targets)
 
 
 class _Restore(Work):
@@ -378,7 +381,7 @@ class _Restore(Work):
             )
 
     def _move_in(self, plan: Plan) -> tuple[int, int, int]:
-        entries = files = 0
+        files = 0
         for target in self.targets:
             if not target.wanted:
                 continue
@@ -386,9 +389,10 @@ class _Restore(Work):
             for entry in target.wanted:
                 members = plan.members(entry)
                 if members and _move(target, entry, members, made):
-                    entries += 1
+                    target.moved.append((entry, members))
                     files += len(members)
             target.live.write_table(target.table)
+        entries = sum(len(target.moved) for target in self.targets)
         return entries, files, plan.size if entries else 0
 
 
@@ -439,7 +443,7 @@ def _is_tree(entry: LocalEntry) -> bool:
     return any(file.suffix.startswith("/") for file in entry.files)
 
 
-def broken(live: Live, table: dict[str, list[Any]], entry: LocalEntry) -> str:
+def broken(live: Live, table: Table, entry: LocalEntry) -> str:
     """What would make a reader of a local entry fail, "" if nothing would. Hashed and unchanged files are not
     read."""
     present = {file.suffix[1:] for file in entry.files}

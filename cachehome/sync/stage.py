@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cachehome.errors import IntegrityError, NotInStore
 from cachehome.families import Family
@@ -19,6 +19,7 @@ from cachehome.store.pack import Layout, check_frame, decompressor, named
 from cachehome.sync import parallel, portable
 from cachehome.sync.live import Live
 from cachehome.sync.scan import LocalEntry
+from cachehome.sync.table import Table, row
 
 _READ = 4 << 20  # stored bytes that a worker reads at once
 # The cost of a task, in raw bytes and what creating a file is worth in them: enough that opening a pack does not count,
@@ -38,8 +39,10 @@ class Target:
         self.family = family
         self.live = live
         self.local: dict[str, LocalEntry] = {}
-        self.table: dict[str, list[Any]] = {}
+        self.table: Table = {}
         self.wanted: list[Entry] = []
+        self.moved: list[tuple[Entry, list[str]]] = []
+        """What came into the directory, with the suffixes of its files."""
         self.staging = ""
         self.descriptor = -1
 
@@ -122,12 +125,11 @@ class Plan:
         tasks = self.tasks()
         fetched = 0
         stager = _Stager(self, backend)
+        tables = [target.table for target in self.targets]
         for task, (read, rows) in zip(tasks, parallel.each(stager, tasks, deadline=deadline), strict=True):
             fetched += read
-            for (_, _, sha256, number, path, _), (size, mtime_ns, inode) in zip(
-                task.places, rows, strict=True
-            ):
-                self.targets[number].table[path] = [size, mtime_ns, inode, sha256]
+            for place, found in zip(task.places, rows, strict=True):
+                tables[place[3]][place[4]] = found
         return fetched
 
 
@@ -159,8 +161,8 @@ class _Stager:
             for target in plan.targets
         ]
 
-    def __call__(self, task: Task) -> tuple[int, list[tuple[int, int, int]]]:
-        """(stored bytes read, (size, mtime_ns, inode) of each file)."""
+    def __call__(self, task: Task) -> tuple[int, list[str]]:
+        """(stored bytes read, the row of the table for each file)."""
         frames = _Frames(self.backend, f"{self.plan.manifest.build}/{task.pack.name}", task)
         starts = task.layout.starts
         rows = []
@@ -187,8 +189,8 @@ class _Stager:
                 begin = end = 0
         return frames.read, rows
 
-    def _write(self, place: Place, parts: Iterable[bytes | memoryview]) -> tuple[int, int, int]:
-        number, path, mode = place[3:]
+    def _write(self, place: Place, parts: Iterable[bytes | memoryview]) -> str:
+        sha256, number, path, mode = place[2:]
         if portable.is_group(path):
             parts = [self._group(number, path, b"".join(parts))]
         at = self.descriptors[number]
@@ -197,7 +199,7 @@ class _Stager:
         except FileNotFoundError:
             self._make_parents(number, path.rpartition("/")[0])
             descriptor = os.open(path, _FLAGS, mode, dir_fd=at)
-        return fill(descriptor, parts)
+        return row(sha256, *fill(descriptor, parts))
 
     def _make_parents(self, number: int, parents: str) -> None:
         try:

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from cachehome import families
-from cachehome.sync.clone import clone
-from cachehome.sync.live import Live, known
+from cachehome.sync.clone import clone, restored
+from cachehome.sync.live import Live
 from cachehome.sync.publish import publish
 from cachehome.sync.restore import restore
 from cachehome.sync.scan import scan
+from cachehome.sync.table import known
 
 KERNEL = "A" * 52
 GRAPH = "fxgraph/ab/fabc/"
@@ -88,7 +89,7 @@ def number(directories: dict[str, str], path: str) -> int:
 
 def test_what_is_linked_and_what_is_not(first, worker, identity):
     second = worker("rank1")
-    (record,) = clone(identity, first, [second])
+    (record,) = clone(identity, restored(first), [second])
     assert (record.outcome, record.reason, record.entries, record.files) == ("hit", "cloned", 5, 7)
     shared = {path for path in tree(first) if number(first, path) == number(second, path)}
     assert {path.split("/")[0] for path in shared} == {"fxgraph", "triton"}
@@ -102,7 +103,7 @@ def test_what_is_linked_and_what_is_not(first, worker, identity):
 def test_all_is_known_over_there(first, worker, settings, identity):
     """Nothing has to be read or hashed again, and nothing is new."""
     second = worker("rank1")
-    clone(identity, first, [second])
+    clone(identity, restored(first), [second])
     for name, directory in second.items():
         table = Live(directory).table()
         for entry in scan(families.catalogue()[name], directory).values():
@@ -113,7 +114,7 @@ def test_all_is_known_over_there(first, worker, settings, identity):
 def test_nobody_writes_into_the_file_of_another(first, worker, identity):
     """What is written in place is a copy; what is linked is only replaced, moved or removed."""
     others = [worker(f"rank{number}") for number in range(1, 4)]
-    assert all(clone(identity, first, others))
+    assert all(clone(identity, restored(first), others))
     before = tree(first)
     for path in before:
         target = os.path.join(others[0]["inductor"], path)
@@ -135,7 +136,7 @@ def test_what_is_there_stays(first, worker, identity):
     kernel(Path(second["triton"]))
     mine = Path(second["triton"], KERNEL, "k.cubin")
     mine.write_bytes(b"mine")
-    clone(identity, first, [second])
+    clone(identity, restored(first), [second])
     assert mine.read_bytes() == b"mine"
     assert tree(second)["ab/c2.py"] == b"x = 1\n"
 
@@ -144,7 +145,7 @@ def test_what_has_changed_since_it_was_verified_does_not_come(first, worker, ide
     Path(first["triton"], KERNEL, "k.json").write_text('{"changed": 1}')
     Path(first["inductor"], "ab/c2.py").write_text("x = 2\n")
     second = worker("rank1")
-    clone(identity, first, [second])
+    clone(identity, restored(first), [second])
     assert set(tree(second)) == {*(p for p in tree(first) if "c1" in p or "c3" in p or "fxgraph" in p)}
 
 
@@ -156,10 +157,10 @@ def test_what_is_not_ours_to_fill_is_left_alone(first, worker, settings, identit
     publish(settings, Identity({"test": 2}, {}), foreign, adopt=True)
     os.makedirs(open_to_all["inductor"])
     os.chmod(open_to_all["inductor"], 0o777)
-    found = clone(identity, first, [foreign, open_to_all, fine])
+    found = clone(identity, restored(first), [foreign, open_to_all, fine])
     assert [record and record.outcome for record in found] == [None, None, "hit"]
     with pytest.raises(ValueError, match="not restored for this build"):
-        clone(Identity({"test": 2}, {}), first, [fine])
+        clone(Identity({"test": 2}, {}), restored(first), [fine])
 
 
 def test_another_file_system_gets_copies(first, identity):
@@ -168,7 +169,7 @@ def test_another_file_system_gets_copies(first, identity):
         pytest.skip("needs a second file system")
     with tempfile.TemporaryDirectory(dir=shm) as directory:
         second = {"inductor": f"{directory}/t", "triton": f"{directory}/t/triton"}
-        assert clone(identity, first, [second])[0].files == 7
+        assert clone(identity, restored(first), [second])[0].files == 7
         assert {path: data for path, data in tree(second).items() if "__grp__" not in path} == {
             path: data for path, data in tree(first).items() if "__grp__" not in path
         }
@@ -180,7 +181,7 @@ def test_a_file_with_as_many_links_as_it_bears_is_copied(first, worker, identity
     if exhausted(source, tmp_path / "links") != errno.EMLINK:
         pytest.skip("this file system bears more links than a test wants to make")
     second = worker("rank1")
-    clone(identity, first, [second])
+    clone(identity, restored(first), [second])
     path = f"triton/{KERNEL}/k.cubin"
     assert number(first, path) != number(second, path)
     assert tree(first)[path] == tree(second)[path]
@@ -229,13 +230,13 @@ def run(code: str, directories: dict[str, str], **environ: str) -> str:
     return ended.stdout
 
 
-def restored(code: str, worker, settings, identity) -> tuple[dict[str, str], dict[str, str]]:
+def restored_and_cloned(code: str, worker, settings, identity) -> tuple[dict[str, str], dict[str, str]]:
     """Two workers with what *code* compiles: one was restored, the other is its clone."""
     seed, one, two = (worker(name) for name in ("seed", "rank0", "rank1"))
     run(code, seed)
     assert publish(settings, identity, seed, adopt=True).reason == "published"
     assert restore(settings, identity, one).outcome == "hit"
-    assert clone(identity, one, [two])[0]
+    assert clone(identity, restored(one), [two])[0]
     return one, two
 
 
@@ -243,7 +244,7 @@ def restored(code: str, worker, settings, identity) -> tuple[dict[str, str], dic
 @pytest.mark.timeout(300)
 def test_triton_replaces_what_it_compiles_again(worker, settings, identity):
     pytest.importorskip("triton")
-    one, two = restored(TRITON, worker, settings, identity)
+    one, two = restored_and_cloned(TRITON, worker, settings, identity)
     before = tree(one)
     numbers = {path: number(two, path) for path in tree(two)}
     run(TRITON, two)
@@ -258,7 +259,7 @@ def test_triton_replaces_what_it_compiles_again(worker, settings, identity):
 @pytest.mark.timeout(600)
 def test_inductor_replaces_what_it_compiles_again(worker, settings, identity):
     pytest.importorskip("torch")
-    one, two = restored(INDUCTOR, worker, settings, identity)
+    one, two = restored_and_cloned(INDUCTOR, worker, settings, identity)
     before = tree(one)
     assert any("fxgraph" in path for path in before)
     assert run(INDUCTOR, two).split() == ["1", "0"], "the clone is warm"

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachehome.sync import table
+from cachehome.sync.scan import LocalFile
+
+DIGEST = "ab" * 32
+FILE = LocalFile("/y", 1, 2, 3, 0o600)
+
+
+def test_a_row_holds_as_long_as_its_file_is_the_same() -> None:
+    known = {"x/y": table.row(DIGEST, *FILE[1:4])}
+    assert table.known(known, "x/y", FILE) == DIGEST
+    assert table.sha256_of(known["x/y"]) == DIGEST
+    for changed in (FILE._replace(size=9), FILE._replace(mtime_ns=9), FILE._replace(inode=9)):
+        assert table.known(known, "x/y", changed) == ""
+    assert table.known(known, "x/z", FILE) == ""
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), st.integers(0)
+    )
+)
+def test_what_is_written_is_read(sizes: dict[str, int]) -> None:
+    """But for names with a line's end in them, which cost a hash."""
+    known = {path: table.row(DIGEST, size, 2, 3) for path, size in sizes.items()}
+    assert table.read(table.write(known)) == {path: row for path, row in known.items() if "\n" not in path}
+
+
+def test_names_that_are_no_text_come_back() -> None:
+    known = {"a\udcff\tb": table.row(DIGEST, 1, 2, 3)}
+    assert table.read(table.write(known)) == known
+
+
+@pytest.mark.parametrize("data", [b"{}", b"\n", b"a b c", b"x\ty\nz"])
+def test_what_is_no_table_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="length"):
+        table.read(data)
+
+
+@pytest.mark.parametrize("line", [b"x\t", b"x\tnonsense", b"x\t" + b"a" * 64, b"x\t" + b"a" * 64 + b" 1 2"])
+def test_a_damaged_row_is_not_known(line: bytes) -> None:
+    assert table.known(table.read(line), "x", FILE) == ""
