@@ -82,6 +82,7 @@ _INDUCTOR = (
     ("stem", r"([a-z0-9]{2}/[^/.]+)(?:\.[^/.]+)*\.(?:cpp|cc|cu|h|hpp|o|so|dll|dylib|pyd)"),
     ("file", r"[a-z0-9]{2}/[^/]+\.(?:py|best_config|kernel_perf)"),
     ("growing", r"cache/[^/]+"),
+    ("file", r"graph_parts/[a-z0-9-]+\.json"),  # ours: observe/graphs.py
 )
 _TRITON = (
     ("tree", r"(?:[0-9]+/)?[A-Z2-7]{52}"),

@@ -7,6 +7,7 @@
     {"event": "missed", "what": "triton", "name": ..., "key": ...}   looked up, not found
     {"event": "made", "what": "triton", "key": ..., "seconds": ...}  compiled instead, and how long that took
     {"event": "used", "what": "triton", "key": ...}               found
+    {"event": "changed", "text": "thread count: 16 became 3"}     since what was looked up was made
     {"event": "worker"}                                           this is a compile worker, and it is watched
     {"event": "directories", "inductor": ..., "triton": ...}      in effect, whenever they change
 

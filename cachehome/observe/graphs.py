@@ -1,20 +1,31 @@
-"""What the keys of known graphs were made of, so that a miss can be explained: `.cachehome/graphs.jsonl`.
+"""What the keys of known graphs were made of, so that a miss can be explained: `graph_parts/` of Inductor's live
+directory.
 
-    {"key": ..., "parts": {"example_inputs[0]": ["a1b2c3d4", "shape (4, 32)"], ...}}    the first line has all parts
-    {"key": ..., "parts": {...}}                                                      others those that differ from it
+    <key>.json            {"parts": {"example_inputs[0]": ["a1b2c3d4", "float32[4, 32]"], ...},
+                           "shared": "settings-0123456789abcdef", "made": {"thread count": "16", ...}}
+    settings-<hash>.json  {"parts": {...}}    600 of the 640 parts, alike for all graphs of most programs
 
-torch lists the parts of each FX graph key, some 640 of them, with the hash and the text of each. The file lies in
-the live directory of Inductor, is not published, and stops to grow at `LARGEST` bytes.
+torch lists the parts of each FX graph key with the hash and the text of each. The files are published and restored
+with the graphs, so that a start elsewhere can name what differs. `made`: the circumstances of who compiled the graph.
+No file is written over, none is added beyond `LARGEST` bytes, and no compiler looks into them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import re
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
+from cachehome.observe import circumstances
+from cachehome.observe.circumstances import Circumstances
+
+DIRECTORY = "graph_parts"
 LARGEST = 4 << 20
+_SHARED = ("inductor_config", "torch_version", "system_info")
 _PART = re.compile(r"\[(\w+)\] ([^:\n]+): (.*)", re.DOTALL)
 _SHAPE = re.compile(r"shape=torch\.Size\(\[([^\]]*)\]\)")
 _DTYPE = re.compile(r"dtype=torch\.(\w+)")
@@ -22,14 +33,19 @@ _DTYPE = re.compile(r"dtype=torch\.(\w+)")
 Parts = dict[str, list[str]]
 
 
-def parts_of(components: list[str]) -> Parts:
-    """Name of each part of a key to [its hash, what it says]."""
+def parts_of(components: Iterable[str]) -> Parts:
+    """Name of each part of a key to [its hash, what it says]. What looks like a secret leaves no trace."""
+    from cachehome.probes import scrub
+
     found: Parts = {}
     for line in components:
         match = _PART.fullmatch(line)
         if match:
             digest, name, text = match.groups()
-            found[name] = [digest[:12], _short(text)]
+            short = _short(text)
+            if short and (scrub.secret_name(name, short) or scrub.secret_shape(short)):
+                continue
+            found[name] = [digest[:12], short]
     return found
 
 
@@ -66,60 +82,92 @@ def _in_words(name: str, before: list[str] | None, now: list[str] | None) -> str
     return f"{what}: {before[1]} became {now[1]}" if before[1] and now[1] else what
 
 
+class Known(NamedTuple):
+    """What is known of one key."""
+
+    parts: Parts
+    made: Circumstances | None
+
+
 class Graphs:
-    """The file of one live directory, read once and appended to. Never raises."""
+    """The files of one live directory. Never raises."""
 
     def __init__(self, live: str) -> None:
-        self.path = os.path.join(live, ".cachehome", "graphs.jsonl")
-        self.known: dict[str, Parts] = {}
-        self._first: Parts = {}
-        self._size = 0
-        try:
-            with open(self.path, encoding="utf-8", errors="replace") as file:
-                lines = file.read(2 * LARGEST).splitlines()
-        except OSError:
-            return
-        self._size = sum(map(len, lines))
-        for line in lines:
-            try:
-                document = json.loads(line)
-                parts: Parts = dict(document["parts"])
-                self._first = self._first or parts
-                self.known[str(document["key"])] = {
-                    name: part for name, part in (self._first | parts).items() if part
-                }
-            except (ValueError, KeyError, TypeError):
-                continue
+        self.directory = os.path.join(live, DIRECTORY)
+        self._shared: dict[str, Parts] = {}
+        self._before: list[Known] | None = None
+        self._size: int | None = None
 
-    def look_up(self, key: str, components: list[str]) -> list[str]:
-        """Remember a key; if it is new, how it differs from the known one that is nearest."""
-        if key in self.known:
+    def made(self, key: str) -> Circumstances | None:
+        """The circumstances under which the graph of *key* was made; None if nobody noted them."""
+        found = self._read(key)
+        return found.made if found else None
+
+    def nearest(self, parts: Parts) -> tuple[list[str], Circumstances | None]:
+        """(the shortest list of differences from a key that was known before this process missed one, the
+        circumstances of that one); ([], None) if there was none."""
+        if self._before is None:
+            self._before = [known for key in self._keys() if (known := self._read(key))]
+        found = [(differences(parts, known.parts), known.made) for known in self._before]
+        return min(found, key=lambda one: len(one[0]), default=([], None))
+
+    def keep(self, key: str, parts: Parts, made: Circumstances | None) -> None:
+        """Write down what *key* is made of, unless that is known."""
+        if not key.isalnum() or not parts or os.path.exists(self._path(key)):
+            return
+        shared = {name: part for name, part in parts.items() if name.startswith(_SHARED)}
+        text = _dumped({"parts": shared})
+        name = f"settings-{hashlib.sha256(text).hexdigest()[:16]}"
+        own = {name: part for name, part in parts.items() if name not in shared}
+        with contextlib.suppress(OSError):
+            self._write(name, text)
+            self._write(key, _dumped({"parts": own, "shared": name, "made": made}))
+
+    def _write(self, name: str, text: bytes) -> None:
+        path = self._path(name)
+        if self._size is None:
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+            with os.scandir(self.directory) as listing:
+                self._size = sum(entry.stat(follow_symlinks=False).st_size for entry in listing)
+        if self._size + len(text) > LARGEST or os.path.exists(path):
+            return
+        self._size += len(text)
+        temporary = os.path.join(self.directory, f".{name}.{os.getpid()}")  # hidden: no scan sees it
+        with open(temporary, "xb") as file:
+            file.write(text)
+        os.replace(temporary, path)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.directory, f"{name}.json")
+
+    def _keys(self) -> list[str]:
+        try:
+            names = sorted(os.listdir(self.directory))
+        except OSError:
             return []
-        parts = parts_of(components)
-        told = self.nearest(parts)
-        self.known[key] = parts
-        self._append(key, parts)
-        return told
+        return [name[:-5] for name in names if name.endswith(".json") and name[:-5].isalnum()]
 
-    def nearest(self, parts: Parts) -> list[str]:
-        """The shortest list of differences from a known key; [] if there is none."""
-        found = [differences(parts, known) for known in self.known.values()]
-        return min(found, key=len, default=[])
-
-    def _append(self, key: str, parts: Parts) -> None:
-        new: dict[str, Any] = {n: p for n, p in parts.items() if self._first.get(n) != p}
-        new |= {n: [] for n in self._first if n not in parts}
-        self._first = self._first or parts
-        line = json.dumps({"key": key, "parts": new}).encode() + b"\n"
-        if self._size + len(line) > LARGEST:
-            return
-        self._size += len(line)
+    def _read(self, key: str) -> Known | None:
         try:
-            os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
-            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                os.write(file, line)
-            finally:
-                os.close(file)
-        except OSError:
-            return
+            document = self._load(key)
+            shared = str(document["shared"])
+            if shared not in self._shared:
+                self._shared[shared] = _parts(self._load(shared)["parts"])
+            made = circumstances.read(document.get("made"))
+            return Known(self._shared[shared] | _parts(document["parts"]), made)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+            return None
+
+    def _load(self, name: str) -> Any:
+        if os.sep in name:
+            raise ValueError(name)
+        with open(self._path(name), "rb") as file:
+            return json.loads(file.read(LARGEST))
+
+
+def _parts(document: Any) -> Parts:
+    return {str(name): [str(part[0]), str(part[1])] for name, part in document.items()}
+
+
+def _dumped(document: object) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()

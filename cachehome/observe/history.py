@@ -86,6 +86,8 @@ class Activity:
     used: dict[str, list[str]] = field(default_factory=dict)
     known_seconds: dict[str, float] = field(default_factory=dict)
     """Key of a Triton kernel that was found to how long it took to compile, where whoever did measured it."""
+    changed: list[str] = field(default_factory=list)
+    """Circumstances that are others than those under which what was looked up, or what is nearest to it, was made."""
 
     def __getitem__(self, counter: str) -> float | None:
         return self.counts.get(counter)
@@ -168,6 +170,7 @@ def total(processes: list[Process]) -> Activity:
     missed: dict[str, list[str]] = {}
     used: dict[str, list[str]] = {}
     tuned: list[str] = []
+    changed: list[str] = []
     made: dict[str, float] = {}
     known: dict[str, float] = {}
     directories: dict[str, list[str]] = {}
@@ -184,6 +187,8 @@ def total(processes: list[Process]) -> Activity:
                     known[key] = float(event["seconds"])
             elif kind == "tuned":
                 tuned.append(str(event.get("name") or event.get("file") or ""))
+            elif kind == "changed":
+                changed.append(str(event.get("text", "")))
             elif kind == "made" and isinstance(event.get("seconds"), (int, float)):
                 made[str(event.get("key", ""))] = float(event["seconds"])
             elif kind == "directories" and not process.worker:
@@ -207,6 +212,7 @@ def total(processes: list[Process]) -> Activity:
         made_seconds=made,
         known_seconds=known,
         used=used,
+        changed=list(dict.fromkeys(changed)),
     )
 
 

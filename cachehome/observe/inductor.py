@@ -16,11 +16,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
-from cachehome.observe import compilers, patches
+from cachehome.observe import circumstances, compilers, patches
 from cachehome.observe.activity import log, worker
-from cachehome.observe.graphs import Graphs
+from cachehome.observe.graphs import Graphs, parts_of
 
 # torch's counters -> ours
 _FX = {
@@ -122,7 +123,7 @@ def watch_fx(module: Any) -> None:
 def _fx_looked_up(result: Any, _args: Any, _kwargs: Any) -> None:
     graph, info = result
     key = str(info.get("key", ""))
-    why = _explain(key, info.get("components"))
+    why = _explain(key, info.get("components") or (), missed=graph is None)
     if graph is None:
         log.note("missed", what="fx", key=key, name="; ".join(why[:_NAMED]), differences=len(why))
     elif not getattr(_thread, "in_aot", 0):  # else the AOT entry's time holds this one
@@ -135,17 +136,20 @@ def _fx_looked_up(result: Any, _args: Any, _kwargs: Any) -> None:
     snapshot()
 
 
-def _explain(key: str, components: Any) -> list[str]:
-    """How the key differs from the nearest one that this directory knows."""
+def _explain(key: str, components: Sequence[str], *, missed: bool) -> list[str]:
+    """How a key that *missed* differs from the nearest one that this directory knows. What it is made of is kept."""
     from cachehome.observe import watch
 
     live = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
-    if not watch.counting or not key or not components or not os.path.isabs(live):
+    if not watch.counting or not key or not os.path.isabs(live):
         return []
     with _lock:
-        if live not in _graphs:
-            _graphs[live] = Graphs(live)
-        return _graphs[live].look_up(key, components)
+        graphs = _graphs.setdefault(live, Graphs(live))
+        parts = parts_of(components)
+        why, before = graphs.nearest(parts) if missed else ([], graphs.made(key))
+        circumstances.compare(before)
+        graphs.keep(key, parts, circumstances.now() if missed else None)
+        return why
 
 
 def watch_aot(module: Any) -> None:

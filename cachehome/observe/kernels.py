@@ -8,7 +8,8 @@
 On a warm GPU start these stay near 0: Inductor loads its kernels by itself, and `autotuners_loaded` counts them.
 
 Triton notes nowhere how long a kernel took. Here it is kept in `kernel_seconds.json` of Triton's live directory,
-{key: seconds}, which is published and restored with the kernels, so that a start elsewhere knows what it was spared.
+{key: [seconds, circumstances]}, which is published and restored with the kernels, so that a start elsewhere knows what
+it was spared, and what has changed since. A compile worker, whose circumstances are torch's, writes {key: seconds}.
 """
 
 from __future__ import annotations
@@ -19,18 +20,27 @@ import json
 import os
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
-from cachehome.observe import compilers, patches
+from cachehome.observe import circumstances, compilers, patches
 from cachehome.observe.activity import log
+from cachehome.observe.circumstances import Circumstances
 
 TIMES = "kernel_seconds.json"
 _EVERY = 2.0  # seconds between two times that they are written, since a process may be killed
 
+
+class Kernel(NamedTuple):
+    """What is known of one kernel: how long it took to compile, and the circumstances, None if nobody noted them."""
+
+    seconds: float
+    made: Circumstances | None
+
+
 _missed = threading.local()  # key -> when it was missed, by this thread
 _lock = threading.Lock()
-_known: dict[str, dict[str, float]] = {}  # live directory -> what its file says
-_fresh: dict[str, dict[str, float]] = {}  # the same of what was measured here and is not written yet
+_known: dict[str, dict[str, Kernel]] = {}  # live directory -> what its file says
+_fresh: dict[str, dict[str, Kernel]] = {}  # the same of what was measured here and is not written yet
 _written_at = 0.0
 
 
@@ -68,14 +78,16 @@ def _looked_up(found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     key = str(args[0].key)
     # Triton 3.6 and 3.7 answer with an empty or a partial group when children are gone.
     if found and name in found:
-        seconds = known(_live(args[0])).get(key)
-        log.note("used", what="triton", key=key, **({} if seconds is None else {"seconds": seconds}))
+        kernel = known(_live(args[0])).get(key)
+        log.note("used", what="triton", key=key, **({} if kernel is None else {"seconds": kernel.seconds}))
         log.add(triton_hits=1)
+        circumstances.compare(kernel and kernel.made)
         return
     times: dict[str, float] = vars(_missed).setdefault("times", {})
     times[key] = time.perf_counter()
     log.note("missed", what="triton", key=key, name=name.removesuffix(".json"))
     log.add(triton_misses=1)
+    circumstances.compare(*(kernel.made for kernel in known(_live(args[0])).values()))
 
 
 def _written(_path: Any, args: tuple[Any, ...], _kwargs: Any) -> None:
@@ -94,27 +106,32 @@ def _live(manager: Any) -> str:
     return os.path.dirname(manager.cache_dir) if manager.cache_dir else ""
 
 
-def known(live: str) -> dict[str, float]:
-    """How long the kernels of a live directory took to compile, as far as anybody measured it."""
+def known(live: str) -> dict[str, Kernel]:
+    """The kernels of a live directory, as far as anybody measured them."""
     if live not in _known:
         _known[live] = _read(live)
     return _known[live]
 
 
-def _read(live: str) -> dict[str, float]:
+def _read(live: str) -> dict[str, Kernel]:
     try:
         with open(os.path.join(live, TIMES), "rb") as file:
             document = json.load(file)
-        return {str(key): float(seconds) for key, seconds in document.items()}
+        return {str(key): _kernel(told) for key, told in document.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
+
+
+def _kernel(told: Any) -> Kernel:
+    seconds, made = told if isinstance(told, list) else (told, None)
+    return Kernel(float(seconds), circumstances.read(made))
 
 
 def _remember(live: str, key: str, seconds: float) -> None:
     with _lock:
         if not _fresh:
             atexit.register(_write)
-        _fresh.setdefault(live, {})[key] = seconds
+        _fresh.setdefault(live, {})[key] = Kernel(seconds, circumstances.now())
         due = time.monotonic() - _written_at > _EVERY
     if due:
         _write()
@@ -130,6 +147,10 @@ def _write() -> None:
             temporary = f"{path}.{os.getpid()}.tmp"
             with contextlib.suppress(OSError):
                 _known[live] = _read(live) | measured
+                told = {
+                    key: kernel.seconds if kernel.made is None else kernel
+                    for key, kernel in _known[live].items()
+                }
                 with open(temporary, "w", encoding="utf-8") as file:
-                    json.dump(_known[live], file)
+                    json.dump(told, file)
                 os.replace(temporary, path)

@@ -108,6 +108,7 @@ def judge(
         notes = []
     (notes if state != "unknown" else causes).extend(_blind(activity))
     notes += _notes(activity)
+    notes += _of_circumstances(activity, state, causes)
     if untold:
         notes.append(
             Cause("saved_unknown", f"time saved: unknown for {untold} hits, compiled without diagnostics")
@@ -244,6 +245,15 @@ def _notes(activity: Activity) -> list[Cause]:
             Cause("choices", f"{activity['choices_kept']} kernels kept what coordinate descent had found")
         )
     return notes
+
+
+def _of_circumstances(activity: Activity, state: str, causes: Iterable[Cause]) -> Iterable[Cause]:
+    """What has changed since it was compiled, one note each, unless a cause says it already."""
+    told = "\n".join(cause.text for cause in causes)
+    harmless = "; nothing had to be compiled for it" if state == "warm" else ""
+    for text in activity.changed:
+        if text not in told:
+            yield Cause("changed", f"{text}{harmless}")
 
 
 def _blind(activity: Activity) -> list[Cause]:
