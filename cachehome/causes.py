@@ -6,14 +6,19 @@ known, an identity, counters of what compilers hit and missed, and the environme
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cachehome.identity import FORMAT, Identity, diff
+from cachehome.identity import ABSENT, FORMAT, Identity, diff
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from cachehome.store.reader import Reader
+
+_READ = 32  # builds of a store that are looked at for the nearest
+_TOLD, _SHOWN = 3, 60  # differences that a line names, letters of a value
 _SENTENCES = {
     "no_published_generation": "nothing was published for this build and profile yet: a first run starts cold",
     "other_build": "the live directory holds the work of another build: `cachehome run` keeps builds apart",
@@ -114,6 +119,31 @@ def nearest(mine: Identity, others: Mapping[str, Identity]) -> tuple[str, int] |
     }
     name = min(counted, key=lambda key: (counted[key], key), default=None)
     return None if name is None else (name, counted[name])
+
+
+def other_builds(mine: Identity, store: Reader) -> str:
+    """What the build that is nearest to *mine* in *store* differs in, in a line; "" if there is none. Raises
+    StoreError."""
+    known = {}
+    for build in store.builds()[:_READ]:
+        document = store.identity(build)
+        with contextlib.suppress(ValueError):
+            known[build] = Identity.from_dict(document)
+    found = nearest(mine, known)
+    if found is None or not found[1]:
+        return ""
+    told = [
+        f"{difference.field.removeprefix('environment.')}: {_shown(difference.a)} became {_shown(difference.b)}"
+        for difference in diff(known[found[0]], mine)
+        if difference.kind in ("code", "probe")
+    ]
+    more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+    return f"nothing of this build is there; of the nearest, {found[0][:8]}, {'; '.join(told[:_TOLD])}{more}"
+
+
+def _shown(text: str) -> str:
+    text = text if text.isprintable() else ascii(text)
+    return "unset" if text == ABSENT else text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _overwritten(run: Run, details: Mapping[str, Any]) -> list[str]:

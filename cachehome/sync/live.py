@@ -2,6 +2,7 @@
 
     <family's live directory>/.cachehome/
         stamp           {"build", "whole", "restored_ns", "generation", "manifest"}: whose work lies here
+        restored        how the last restore ended, for the log of who uses it (observe/activity.py)
         suspects        [sha256, ...]: packs that a restore found damaged
         files           hashes that need not be computed again: table.py
         lock            one of a node's workers fetches at a time (flock; without it, go on)
@@ -28,6 +29,7 @@ from cachehome.sync.table import Table
 
 if TYPE_CHECKING:
     from cachehome.settings import Settings
+    from cachehome.sync.record import Record
 
 _STAGING = "staging-"
 _ASIDE = "aside-"
@@ -77,6 +79,11 @@ class Live:
     def write_stamp(self, stamp: Stamp) -> None:
         """Replace the stamp."""
         self._store("stamp", stamp._asdict())
+
+    def write_restored(self, record: Record) -> None:
+        """Keep how a restore ended."""
+        details = {name: record.details.get(name) for name in ("message", "directories", "relocated")}
+        self._store("restored", {"outcome": record.outcome, "reason": record.reason, "details": details})
 
     def now_ns(self) -> int:
         """The time that a file written here now would get: what `restored_ns` is compared with."""
@@ -154,7 +161,7 @@ class Live:
                     import shutil
 
                     shutil.rmtree(entry.path, ignore_errors=True)
-                elif old and entry.name.startswith(("clock-", "stamp.", "files.")):
+                elif old and entry.name.startswith(("clock-", "stamp.", "files.", "restored.")):
                     os.unlink(entry.path)
 
     @contextlib.contextmanager

@@ -141,6 +141,7 @@ class _Restore(Work):
             with self.phases("stamp"):
                 for target in self.targets:
                     self._stamp(target, result)
+                self.targets[0].live.write_restored(result)
         if self.used is not None:
             with self.phases("touch"):  # last: a store that can't be written to must cost nothing but this
                 self.used()
@@ -185,8 +186,17 @@ class _Restore(Work):
             first = self.rejected[0]
             return self.record("rejected", first["reason"], message=first["message"])
         if number is None:
-            return self.record("miss", "no_published_generation")
+            return self.record("miss", "no_published_generation", **self._nearest(store))
         return self.record("miss", "no_published_generation", message=_no_such(store, build, profile, number))
+
+    def _nearest(self, store: Store) -> dict[str, str]:
+        """The message that says in which parts the nearest build of *store* is another one."""
+        from cachehome.causes import other_builds
+
+        with self.phases("nearest"), contextlib.suppress(StoreError):
+            message = other_builds(self.identity, store)
+            return {"message": message} if message else {}
+        return {}
 
     def _candidates(self, store: Store, number: int | None) -> list[tuple[str, int]]:
         """(profile, number) to try, best first."""
