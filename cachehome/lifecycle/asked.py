@@ -13,13 +13,9 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from cachehome.lifecycle.locks import Lock, write_json
-from cachehome.lifecycle.transfer import record_from
-
-if TYPE_CHECKING:
-    from cachehome.sync.record import Record
+from cachehome.sync.record import Record
 
 _CLAIM, _ANSWER = ".claim", ".answer"
 
@@ -38,7 +34,7 @@ class Request:
         """One record for each that was wanted; none as long as there is no answer."""
         try:
             with open(self._path + _ANSWER, encoding="utf-8") as file:
-                return [record_from(record) for record in json.load(file)]
+                return [Record.from_json(record) for record in json.load(file)]
         except (OSError, ValueError, TypeError):
             return []
 

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 from cachehome.lifecycle.asked import Request
 from cachehome.lifecycle.locks import Lock, write_json
-from cachehome.lifecycle.transfer import Transfer, failure, record_from
+from cachehome.lifecycle.transfer import Transfer, failure
+from cachehome.sync.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cachehome.lifecycle.transfer import Action
-    from cachehome.sync.record import Record
 
 
 class Step:
@@ -107,7 +107,7 @@ class Step:
             record = self._transfer.poll()
             if record is not None:
                 details = dict(record.details)
-                self.others = [record_from(other) for other in details.pop("others", ())]
+                self.others = [Record.from_json(other) for other in details.pop("others", ())]
                 seconds = {"wait": round(self._began - self._asked, 3), **record.seconds}
                 self._end(record._replace(seconds=seconds, details=details), tell=True)
         return self.record
@@ -147,7 +147,7 @@ class Step:
         told = self._news()
         if told is not None:
             if self.action == "publish" or told["directories"] == _identities(self._directories):
-                record = record_from(told["record"])
+                record = Record.from_json(told["record"])
                 self._end(record._replace(details={**record.details, "by": told["by"]}))
                 return
             if told["record"]["outcome"] == "hit" and not self._arguments:

@@ -9,12 +9,10 @@ ROOT/.node/                                      what the processes of this node
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import os
 import tempfile
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachehome import families, home
 from cachehome.errors import NotWarm
@@ -34,8 +32,7 @@ if TYPE_CHECKING:
 _OURS = ("CACHEHOME_IDENTITY", "CACHEHOME_SLOT")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """One set of live directories of one identity, on this node."""
 
     settings: Settings
@@ -67,7 +64,7 @@ class Place:
         """This place for processes that we start: a restore may leave out what they make again when it is read."""
         if self.settings.slim != "auto" or not self.repaired:
             return self
-        return dataclasses.replace(self, settings=self.settings.replace(slim="restore"))
+        return self._replace(settings=self.settings.replace(slim="restore"))
 
     @property
     def slot(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cachehome.lifecycle.slots import shared
@@ -15,15 +14,22 @@ if TYPE_CHECKING:
     from cachehome.sync.record import Record
 
 
-@dataclass(slots=True)
 class Round:
     """What a round did. `kind`: first | interval | final."""
 
-    kind: str
-    began: float
-    ended: float = 0.0
-    slots: list[str] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
+    def __init__(
+        self,
+        kind: str,
+        began: float,
+        ended: float = 0.0,
+        slots: Sequence[str] = (),
+        records: Sequence[Record] = (),
+    ) -> None:
+        self.kind = kind
+        self.began = began
+        self.ended = ended
+        self.slots = list(slots)
+        self.records = list(records)
 
     @property
     def done(self) -> bool:

@@ -8,7 +8,6 @@ The workers may be those of one driver, or processes of their own that ask at th
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import json
@@ -65,6 +64,8 @@ def main(arguments: Sequence[str]) -> int:
                                  *from*; then fill the others, and those that processes ask for meanwhile
     gather [--adopt]             publish from the directories in effect, the others and those that are asked for
     """
+    import argparse
+
     parser = argparse.ArgumentParser()
     parser.add_argument("verb", choices=("fill", "gather"))
     parser.add_argument("--json", action="store_true")

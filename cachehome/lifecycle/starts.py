@@ -23,17 +23,14 @@ before the last failure is ignored.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import dataclasses
 import faulthandler
 import hashlib
 import json
 import os
 import signal
 import time
-from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from cachehome.lifecycle.locks import Lock, write_json
 
@@ -49,8 +46,7 @@ _SUSPECTS = 2  # generations that are left out one after the other, before it is
 _LOCK_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """One start of a command, as far as it matters here."""
 
     began: float
@@ -65,8 +61,7 @@ class Start:
     command: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """What is remembered. `line` is the line of generations that all numbers belong to."""
 
     line: str = ""
@@ -122,8 +117,7 @@ def failed(state: State, start: Start, now: float, limit: int) -> State:
     if start.line and start.line != state.line:
         state = State(line=start.line)  # numbers of another line mean nothing
     first = not state.failures and not state.steps
-    state = dataclasses.replace(
-        state,
+    state = state._replace(
         failures=state.failures + 1,
         failed=now,
         command=start.command,
@@ -132,9 +126,8 @@ def failed(state: State, start: Start, now: float, limit: int) -> State:
     if state.failures < limit:
         return state
     if state.cold:
-        return dataclasses.replace(state, failures=0, steps=0, suspects=())
-    return dataclasses.replace(
-        state,
+        return state._replace(failures=0, steps=0, suspects=())
+    return state._replace(
         failures=0,
         steps=state.steps + 1,
         stepped=now,
@@ -149,9 +142,9 @@ def went_well(state: State, start: Start) -> State:
     if start.line and start.line != state.line:
         return State(line=start.line)
     if not start.obeyed:
-        return dataclasses.replace(state, failures=0)
+        return state._replace(failures=0)
     proved, up_to = (state.proved, state.highest) if state.cold else (state.without, state.up_to)
-    return dataclasses.replace(state, failures=0, steps=0, suspects=(), proved=proved, up_to=up_to)
+    return state._replace(failures=0, steps=0, suspects=(), proved=proved, up_to=up_to)
 
 
 def to_deny(state: State, start: Start) -> tuple[int, ...]:
@@ -229,8 +222,7 @@ class Attempt:
     def restored(self, record: Record) -> None:
         """The restore has ended."""
         details = record.details
-        self._start = dataclasses.replace(
-            self._start,
+        self._start = self._start._replace(
             line=str(details.get("line") or ""),
             generation=record.generation or 0,
             introduced=tuple(details.get("introduced_by") or ()),
@@ -254,7 +246,7 @@ class Attempt:
             "path": self._path,
             "limit": self._settings.max_failed_starts,
             "until": time.time() + self._settings.start_seconds,
-            "start": dataclasses.asdict(self._start),
+            "start": self._start._asdict(),
         }
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -321,9 +313,7 @@ class Attempt:
     def denied(self) -> None:
         """What was to be denied for everybody is."""
         numbers = self.deny
-        self._update(
-            lambda state: dataclasses.replace(state, denied=tuple(sorted({*state.denied, *numbers})))
-        )
+        self._update(lambda state: state._replace(denied=tuple(sorted({*state.denied, *numbers}))))
         self.deny = ()
 
     def _judge(self, how: str) -> str:
@@ -367,7 +357,7 @@ def update(path: str, change: Callable[[State], State]) -> tuple[State, State]:
         after = change(before)
         if after != before:
             with contextlib.suppress(OSError):
-                write_json(f"{path}.json", dataclasses.asdict(after))
+                write_json(f"{path}.json", after._asdict())
     finally:
         lock.release()
     return before, after
@@ -389,7 +379,7 @@ def _decide(text: str, how: str, when: float) -> str:
         document = json.loads(text)
         path, limit, until = str(document["path"]), int(document["limit"]), float(document["until"])
         start = Start(**document["start"])
-        start = dataclasses.replace(start, introduced=tuple(start.introduced))
+        start = start._replace(introduced=tuple(start.introduced))
     except (ValueError, KeyError, TypeError):
         return ""
     if how == "good" or when > until:
@@ -407,7 +397,7 @@ def read(path: str) -> State:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
         return State(
-            **{field.name: _as(document[field.name], field.default) for field in dataclasses.fields(State)}
+            **{name: _as(document[name], default) for name, default in State._field_defaults.items()}
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return State()
@@ -448,6 +438,8 @@ def oom_kills() -> int | None:
 def main(arguments: Sequence[str]) -> int:
     """`deny --json --identity FILE --line LINE NUMBER ...`, for `child`: deny for everybody what these generations
     brought."""
+    import argparse
+
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--identity", required=True)

@@ -162,7 +162,7 @@ class Transfer:
         self._talk.seek(0)
         talk = self._talk.read().decode(errors="replace").strip().splitlines()
         try:
-            return record_from(json.loads(self._out.read()))
+            return Record.from_json(json.loads(self._out.read()))
         except (ValueError, TypeError, KeyError):
             pass
         if self._reason:
@@ -180,13 +180,7 @@ def abandon(process: subprocess.Popen[bytes]) -> None:
 
 def failure(action: str, reason: str, outcome: str = "unavailable", **details: Any) -> Record:
     """The record of a transfer that could not give one itself."""
-    return record_from({"action": action, "outcome": outcome, "reason": reason, "details": details})
-
-
-def record_from(payload: Mapping[str, Any]) -> Record:
-    """A record from its JSON object; what a newer writer added is left out."""
-    known = set(Record._fields)
-    return Record(**{key: value for key, value in payload.items() if key in known})
+    return Record(action, outcome, reason, details=details)
 
 
 def environment(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:

@@ -14,7 +14,7 @@ fetched_bytes           bytes read from the store's packs, or written to it
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,8 +44,13 @@ class Record(NamedTuple):
     details: dict[str, Any] = {}  # noqa: RUF012
 
     def to_json(self) -> dict[str, Any]:
-        """The record as JSON types; `Record(**record.to_json())` is the record again."""
+        """The record as JSON types."""
         return self._asdict()
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Record:
+        """A record from its JSON object; what a newer writer added is left out."""
+        return cls(**{name: value for name, value in document.items() if name in cls._fields})
 
     def line(self) -> str:
         """The record for people."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -100,8 +99,8 @@ def test_denied_is_only_what_the_same_command_failed_with():
     state = play("bad", "bad", "good")
     start = Start(100, "x", 3, (2,), command="c")
     assert starts.to_deny(state, start) == (3,)
-    assert starts.to_deny(state, dataclasses.replace(start, command="another")) == ()
-    assert starts.to_deny(dataclasses.replace(state, denied=(3,)), start) == ()
+    assert starts.to_deny(state, start._replace(command="another")) == ()
+    assert starts.to_deny(state._replace(denied=(3,)), start) == ()
     assert starts.to_deny(play("bad", "bad"), start) == ()
     cold = play(*["bad"] * 6, "good")
     assert cold.below == 3
@@ -169,7 +168,7 @@ def test_what_can_not_be_read_is_nothing(tmp_path, text):
 
 def test_a_value_of_the_wrong_type_is_nothing(tmp_path):
     path = tmp_path / "state.json"
-    whole = dataclasses.asdict(play("bad", "bad"))
+    whole = play("bad", "bad")._asdict()
     path.write_text(json.dumps(whole))
     assert starts.read(str(path)) == play("bad", "bad")
     for name in whole:
