@@ -447,10 +447,10 @@ def _unchanged(entry: LocalEntry, there: Entry, table: Table) -> bool:
     """Whether the files of *there* lie here as they were published or restored, and no others: most do, most times."""
     if len(entry.files) != len(there.files):
         return False
-    for file, stored in zip(entry.files, there.files, strict=True):  # both in the order of their suffixes
-        if file.suffix != stored.suffix or table.get(entry.name + file.suffix) != row(
-            stored.sha256, *file[1:4]
-        ):
+    name, here = entry.name, table.get
+    # Both in the order of their suffixes.
+    for (suffix, size, mtime_ns, inode, _), stored in zip(entry.files, there.files, strict=True):
+        if suffix != stored.suffix or here(name + suffix) != row(stored.sha256, size, mtime_ns, inode):
             return False
     return True
 

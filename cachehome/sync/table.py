@@ -22,14 +22,16 @@ _HASH = 64  # digits
 
 def read(data: bytes) -> Table:
     """The table in *data*. Raises ValueError if it is none."""
-    return dict([line.rsplit("\t", 1) for line in os.fsdecode(data).split("\n")]) if data else {}
+    words = os.fsdecode(data).replace("\n", "\t").split("\t") if data else []
+    return dict(zip(words[::2], words[1::2], strict=True))
 
 
 def write(table: Table) -> bytes:
     """The bytes of *table*, without what a line can't hold: a lost row costs one hash."""
     text = "\n".join(map("\t".join, table.items()))
-    if text.count("\n") >= len(table):
-        text = "\n".join("\t".join(item) for item in table.items() if "\n" not in item[0])
+    if text.count("\n") >= len(table) or text.count("\t") > len(table):
+        table = {path: row for path, row in table.items() if "\n" not in path and "\t" not in path}
+        text = "\n".join(map("\t".join, table.items()))
     return os.fsencode(text)
 
 

@@ -26,19 +26,21 @@ def test_a_row_holds_as_long_as_its_file_is_the_same() -> None:
     )
 )
 def test_what_is_written_is_read(sizes: dict[str, int]) -> None:
-    """But for names with a line's end in them, which cost a hash."""
+    """But for names with a tab or a line's end in them, which cost a hash."""
     known = {path: table.row(DIGEST, size, 2, 3) for path, size in sizes.items()}
-    assert table.read(table.write(known)) == {path: row for path, row in known.items() if "\n" not in path}
+    assert table.read(table.write(known)) == {
+        path: row for path, row in known.items() if not {*path} & {*"\t\n"}
+    }
 
 
 def test_names_that_are_no_text_come_back() -> None:
-    known = {"a\udcff\tb": table.row(DIGEST, 1, 2, 3)}
+    known = {"a\udcff b": table.row(DIGEST, 1, 2, 3)}
     assert table.read(table.write(known)) == known
 
 
-@pytest.mark.parametrize("data", [b"{}", b"\n", b"a b c", b"x\ty\nz"])
+@pytest.mark.parametrize("data", [b"{}", b"a b c", b"x\ty\nz"])
 def test_what_is_no_table_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="length"):
+    with pytest.raises(ValueError, match=r"zip\(\)"):
         table.read(data)
 
 
