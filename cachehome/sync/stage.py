@@ -138,10 +138,11 @@ def _shares(layout: Layout, places: list[Place], goal: int) -> Iterator[list[Pla
     decoded twice."""
     begin = cost = end = 0
     for number, place in enumerate(places):
-        if cost >= goal or (2 * cost >= goal and place[0] >= end):
+        new_frame = place[0] >= end
+        if cost >= goal or (2 * cost >= goal and new_frame):
             yield places[begin:number]
             begin, cost = number, 0
-        if not cost:
+        if new_frame:
             end = layout.starts[layout.frame_at(place[0]) + 1]
         cost += place[1] + _FILE
     yield places[begin:]
