@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from cachehome.observe.runs import Run
 
 DESCRIPTION = """What the workers of a run restored and published, from the reports in DIRECTORY (default: report_dir,
-else the live directories), and, where diagnostics were on, what the runs used of it: warm, partly warm, inert or cold,
-and why.
+else the live directories of this machine), and, where diagnostics were on, what the runs used of it: warm, partly warm,
+inert or cold, and why.
 
 --assert-warm is a gate: exit code 1 unless the last run was warm, or, with --require-warm, those families of it."""
 SETTINGS = ("report_dir", "require_warm")
@@ -53,10 +53,15 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def _live(settings: Settings) -> list[str]:
+    """Where logs lie: in the directories in effect, and in those of `run`, sessions and agents."""
+    from cachehome.commands import activation
+    from cachehome.lifecycle.builds import builds
     from cachehome.observe.activity import below
     from cachehome.sync.live import in_effect
 
-    return [below(live) for live in in_effect(settings).values()]
+    answer = activation.resolution(settings)
+    sets = [in_effect(settings), *(one.families for one in builds(answer.root, answer.tag))]
+    return list(dict.fromkeys(below(live) for one in sets for live in one.values()))
 
 
 def _gate(runs: list[Run], settings: Settings) -> int:

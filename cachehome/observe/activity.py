@@ -1,6 +1,7 @@
 """The activity log: what one process took from its caches, and what it made. `activity-PID.jsonl`, a line an event.
 
     {"event": "process", "t": ..., "pid": ..., "parent": ..., "run": ..., "program": ..., "rank": ...}   first line
+    {"event": "restored", "outcome": "hit", "reason": ..., "details": ...}   how the last restore here ended
     {"event": "watched", "what": "fx"}                            this group of counters tells the truth here
     {"event": "unknown", "what": "fx", "why": ...}                this one says nothing: torch's inside differs
     {"event": "counts", "add": {"fx_hits": 1}}                    counters, as differences
@@ -19,6 +20,7 @@ off, and none where it can't be written; one that has grown to `LARGEST` bytes e
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import queue
@@ -87,6 +89,9 @@ class Log:
         file = File(directory)
         self._sink = Behind(file) if reports else file
         self._write("process", process())
+        found = restored()
+        if found:
+            self._write("restored", found)
         for event, fact in self._told:
             self._write(event, fact)
 
@@ -170,6 +175,18 @@ def place() -> tuple[str, bool]:
     live = next((os.environ[variable] for variable in VARIABLES.values() if os.environ.get(variable)), "")
     live = live.partition("/torch_compile_cache/")[0]  # an engine's root, where a report looks, too
     return (below(live) if os.path.isabs(live) else ""), False
+
+
+def restored() -> dict[str, Any]:
+    """How the last restore of the live directory ended (sync/live.py); {} if nothing tells."""
+    for variable in VARIABLES.values():
+        live = os.environ.get(variable, "").partition("/torch_compile_cache/")[0]
+        if os.path.isabs(live):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                with open(os.path.join(live, ".cachehome", "restored"), "rb") as file:
+                    document = json.load(file)
+                return {name: document[name] for name in ("outcome", "reason", "details")}
+    return {}
 
 
 def below(live: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -86,6 +86,8 @@ class Activity:
     used: dict[str, list[str]] = field(default_factory=dict)
     known_seconds: dict[str, float] = field(default_factory=dict)
     """Key of a Triton kernel that was found to how long it took to compile, where whoever did measured it."""
+    restored: dict[str, Any] = field(default_factory=dict)
+    """How the restore before it ended, {} if no process knew."""
     changed: list[str] = field(default_factory=list)
     """Circumstances that are others than those under which what was looked up, or what is nearest to it, was made."""
 
@@ -171,6 +173,7 @@ def total(processes: list[Process]) -> Activity:
     used: dict[str, list[str]] = {}
     tuned: list[str] = []
     changed: list[str] = []
+    restored: list[dict[str, Any]] = []
     made: dict[str, float] = {}
     known: dict[str, float] = {}
     directories: dict[str, list[str]] = {}
@@ -187,6 +190,8 @@ def total(processes: list[Process]) -> Activity:
                     known[key] = float(event["seconds"])
             elif kind == "tuned":
                 tuned.append(str(event.get("name") or event.get("file") or ""))
+            elif kind == "restored" and not process.worker:
+                restored.append({name: event.get(name) for name in ("outcome", "reason", "details")})
             elif kind == "changed":
                 changed.append(str(event.get("text", "")))
             elif kind == "made" and isinstance(event.get("seconds"), (int, float)):
@@ -212,8 +217,14 @@ def total(processes: list[Process]) -> Activity:
         made_seconds=made,
         known_seconds=known,
         used=used,
+        restored=one_restored(restored),
         changed=list(dict.fromkeys(changed)),
     )
+
+
+def one_restored(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One record for the restores of all workers: one that did not hit, if there is one; {} if there is none."""
+    return dict(next((r for r in records if r.get("outcome") != "hit"), records[0] if records else {}))
 
 
 def _unknown(processes: list[Process]) -> dict[str, str]:

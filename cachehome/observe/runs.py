@@ -35,7 +35,8 @@ class Run:
 def load(directories: Iterable[str], starts: Sequence[Mapping[str, Any]] = ()) -> list[Run]:
     """All runs whose logs lie in *directories*, oldest first.
 
-    *starts*: the workers of compiler-cache.json. The last run is judged by how they began; older ones had others.
+    *starts*: the workers of compiler-cache.json. Where no log tells how the restore ended, the last run is judged
+    by how they began; older ones had others.
     """
     activities = history.runs(history.logs(*directories))
     times: dict[str, float] = {}
@@ -43,7 +44,10 @@ def load(directories: Iterable[str], starts: Sequence[Mapping[str, Any]] = ()) -
         times |= activity.made_seconds
     last = len(activities) - 1
     return [
-        Run(activity, judge(activity, restored(starts) if number == last else None, times))
+        Run(
+            activity,
+            judge(activity, activity.restored or (restored(starts) if number == last else None), times),
+        )
         for number, activity in enumerate(activities)
     ]
 
@@ -56,13 +60,10 @@ def unused(directories: Iterable[str], run: str, since: float, record: Mapping[s
     return verdict if verdict.state == "inert" else None
 
 
-def restored(starts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """One record for the starts of all workers: that of a worker whose restore did not hit, if there is one."""
-    found = [worker["start"] for worker in starts if worker.get("start")]
-    if not found:
-        return None
-    record = next((start for start in found if start.get("outcome") != "hit"), found[0])
-    return {
+def restored(starts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One record for the starts of all workers; {} if there is none."""
+    record = history.one_restored([worker["start"] for worker in starts if worker.get("start")])
+    return record and {
         "outcome": record.get("outcome"),
         "reason": record.get("reason"),
         "details": {

@@ -12,6 +12,7 @@ A restore that hit says that files are there; only the counters say that they we
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -167,16 +168,15 @@ def _of_restore(record: Mapping[str, Any]) -> Iterable[Cause]:
     details = record.get("details") or {}
     message = details.get("message") or reason
     if outcome == "miss":
-        nearest = details.get("nearest")
-        yield Cause(
-            "restore_miss", f"nothing was restored: {message}" + (f" (nearest: {nearest})" if nearest else "")
-        )
+        yield Cause("restore_miss", f"nothing was restored: {message}")
     elif outcome in ("rejected", "unavailable"):
         yield Cause(f"restore_{outcome}", f"nothing was restored: {message}")
     origins = list(details.get("relocated") or ())
     above = [path for path in origins if not any(path.startswith(other + os.sep) for other in origins)]
-    if above:
-        yield Cause("relocated", f"entries were made in {', '.join(above)}")
+    beside = Counter(map(os.path.dirname, above))
+    told = dict.fromkeys(parent if beside[parent := os.path.dirname(path)] > 1 else path for path in above)
+    if told:
+        yield Cause("relocated", f"entries were made in {', '.join(told)}")
 
 
 def _of_places(activity: Activity, record: Mapping[str, Any]) -> Iterable[Cause]:
