@@ -1,6 +1,7 @@
 """The GPU suite: what a start takes from its caches, counted, in one call of less than ten minutes.
 
     python benchmarks/gpu/suite.py --out DIR [--mode default|max-autotune] [--minutes 9] [--ranks [N]] [--alone]
+    python benchmarks/gpu/suite.py --out DIR --only-changes [--minutes 4]
 
     BASE/machine/    HOME (and TMPDIR) of a start: all that is local. "Another machine" is another empty one
          kept/       the machine that compiled, put aside while others run in its place
@@ -9,7 +10,8 @@
          reports/    what each start counted
 
 Arms: `cold`; `same`, the machine that compiled; `restored`, a fresh one of the same path; `slim`, without IR;
-`relocated`, of another path, and `relocated as it is`, without the repair; `torch artifacts`, the mega-cache.
+`relocated`, of another path, and `relocated as it is`, without the repair; `torch artifacts`, the mega-cache;
+`changed ...`, restored with one thing changed, which its verdict or its notes have to name.
 Counters come first; times are medians of arms that alternate within this call. A line of JSON a start goes to
 DIR/results.jsonl as it happens, a table to DIR/table.md. What does not fit in the time is left out, and named.
 
@@ -108,9 +110,9 @@ class Suite:
 
     # -- one start ----------------------------------------------------------------------------------------
 
-    def transfer(self, verb: str, home: Path, *options: str) -> dict[str, Any]:
+    def transfer(self, verb: str, home: Path, *options: str, **more: str) -> dict[str, Any]:
         """One restore or publish; its record, with the seconds of the whole process."""
-        environ = self.environment(home, self.base / "reports" / "transfers")
+        environ = self.environment(home, self.base / "reports" / "transfers", **more)
         environ["PYTHONPATH"] = environ["PYTHONPATH"].split(os.pathsep, 1)[1]  # a verb needs no hook
         begin = time.monotonic()
         found = subprocess.run(
@@ -224,7 +226,7 @@ class Suite:
 
     def cold(self) -> None:
         self.fresh(self.machine)
-        self.start("cold", self.machine, "--save", str(self.base / "artifacts"))
+        self.start("cold", self.machine, "--save", str(self.base / "artifacts"), *self.cpp)
         published = self.transfer("publish", self.machine, "--adopt")
         self.write({"arm": "publish", "restore": published})
         print(f"publish: {published.get('outcome')}, {published.get('files')} files", flush=True)
@@ -265,10 +267,26 @@ class Suite:
         self.drop(self.machine)
 
     def changed(self, what: str, *options: str, **more: str) -> None:
-        """The machine that compiled, with one thing changed."""
-        shutil.copytree(self.base / "kept", self.machine, symlinks=True)
-        self.start(f"changed {what}", self.machine, *options, note=what, **more)
+        """A restored machine, with one thing changed after the restore."""
+        self.fresh(self.machine)
+        record = self.transfer("restore", self.machine)
+        self.start(f"changed {what}", self.machine, *options, record=record, note=what, **more)
         self.drop(self.machine)
+
+    def other_build(self, **more: str) -> None:
+        """A restore after a variable of the identity was changed: a miss that says so."""
+        self.fresh(self.machine)
+        record = self.transfer("restore", self.machine, **more)
+        self.write({"arm": "another build", "restore": record})
+        print(
+            f"another build: {record.get('outcome')}: {record.get('details', {}).get('message')}", flush=True
+        )
+        self.drop(self.machine)
+
+    @property
+    def cpp(self) -> list[str]:
+        """With changes alone there is a graph with C++ kernels, too, whose key holds the thread count."""
+        return ["--cpp"] if self.options.only_changes else []
 
     def write(self, row: dict[str, Any]) -> None:
         """A line that is no start."""
@@ -280,6 +298,9 @@ class Suite:
     def run(self) -> None:
         self.write({"arm": "environment", **environment()})
         self.cold()
+        if self.options.only_changes:
+            self.changes()
+            return
         arms: dict[str, Callable[[], None]] = {
             "same": self.same, "restored": self.restored, "slim": self.slim, "relocated": self.relocated,
         }  # fmt: skip
@@ -307,12 +328,19 @@ class Suite:
         if self.options.ranks > 1 or not self.options.changes:
             return
         cold = self.longest.get("cold", 60.0)
+        threads = {"OMP_NUM_THREADS": "3", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+        if self.fits("changed thread count"):
+            self.changed("thread count", **threads)
+        if self.cpp and self.fits("changed thread count, C++ kernels"):
+            self.changed("thread count, C++ kernels", *self.cpp, **threads)
+        if self.fits("changed path"):
+            self.relocated("changed path")
         if self.fits("changed shape", cold):
             self.changed("shape", "--batches", f"{self.options.batches.split(',')[0]},3")
-        if self.fits("changed thread count"):
-            self.changed("thread count", OMP_NUM_THREADS="3", TORCHINDUCTOR_COMPILE_THREADS="4")
+        variable = {"TORCHINDUCTOR_SIZE_ASSERTS": "0"}
         if self.fits("changed variable", cold):
-            self.changed("variable", TORCHINDUCTOR_SIZE_ASSERTS="0")
+            self.changed("variable", **variable)
+        self.other_build(**variable)
 
 
 def by_rank(logs: list[history.Process], record: dict[str, Any] | None) -> dict[str, Any]:
@@ -385,6 +413,9 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="each rank sees its own GPU only")
     parser.add_argument(
         "--no-changes", dest="changes", action="store_false", help="no starts with one thing changed"
+    )
+    parser.add_argument(
+        "--only-changes", action="store_true", help="a cold start and those with one thing changed"
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="a tiny model, to try the suite itself")

@@ -32,10 +32,12 @@ def table(rows: Rows, facts: dict[str, Any], options: dict[str, Any], left_out: 
             continue
         cells = [cell(good) for cell in COLUMNS.values()]
         lines.append(f"| {arm} | {_outputs(good, cold)} | {' | '.join(cells)} |")
-    lines += ["", "Median [smallest to largest]. Verdicts of the starts that were not warm:", ""]
+    lines += ["", "Median [smallest to largest]. Verdicts of the starts that were not warm, or changed:", ""]
     for arm, found in arms.items():
+        changed = arm.startswith("changed")
+        told = [row for row in found if "state" in row and (changed or row["state"] != "warm")]
         for line in dict.fromkeys(
-            row.get("verdict", "") for row in found if row.get("state") not in ("warm", None)
+            "; note: ".join((row["verdict"], *(row["notes"] if changed else ()))) for row in told
         ):
             lines.append(f"- {arm}: {line}")
     ranked = [row for row in rows if row.get("by_rank")]

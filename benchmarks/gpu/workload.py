@@ -1,6 +1,7 @@
 """One start: import, build the model, compile or load it for each batch size, say what came out and when.
 
 usage: workload.py OUT-RANK.json [--mode default|max-autotune] [--layers N] [--batches 1,2] [--save F | --load F]
+                                     [--cpp]
 
 Below torchrun each process works on the GPU of its local rank, and writes the file of its rank.
 
@@ -27,6 +28,7 @@ parser.add_argument("--device", default="cuda")
 parser.add_argument("--small", action="store_true", help="a tiny model, to try the suite without a GPU")
 parser.add_argument("--save", help="write torch's own cache artifacts to this file at the end")
 parser.add_argument("--load", help="read them from this file before anything is compiled")
+parser.add_argument("--cpp", action="store_true", help="a small graph for the CPU, too")
 parser.add_argument("--alone", action="store_true", help="this rank sees its own GPU only")
 args = parser.parse_args()
 
@@ -84,6 +86,9 @@ if cuda:
     begin = time.perf_counter()
     digest.update(models.kernels(args.device).cpu().numpy().tobytes())
     seconds["kernels"] = time.perf_counter() - begin
+if args.cpp:
+    with torch.no_grad():
+        torch.compile(lambda x: x.float().sin().sum(), dynamic=False)(torch.ones(4096, device="cpu"))
 if world > 1:  # every rank got the same
     total = wide.double().sum().to(args.device)
     theirs = total.clone()
