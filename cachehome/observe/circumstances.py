@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from cachehome.observe.activity import log, worker
@@ -33,10 +34,7 @@ def now() -> Circumstances | None:
         return None
     environ = dict(os.environ)
     if environ != _environ:
-        from cachehome.probes.environment import probe
-
-        kept, _ = probe({name: text for name, text in environ.items() if name not in _COUNTED})
-        _environ, _variables = environ, kept
+        _environ, _variables = environ, _shown(environ)
     found = dict(_variables)
     if environ.get(_AT_ONCE):
         found[_AT_ONCE] = environ[_AT_ONCE]
@@ -44,6 +42,20 @@ def now() -> Circumstances | None:
     if threads is not None:
         found[THREADS] = str(threads())
     return found
+
+
+def _shown(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables, as the identity shows them; but no file is read here, in the middle of a job."""
+    from cachehome.probes import environment
+
+    asked = {}
+    for name, text in environ.items():
+        line = environment.row(name)
+        if line is None:  # may be this pod's own name, which is cut out of the others
+            asked[name] = text
+        elif line.treatment == "in" and name not in _COUNTED:
+            asked[name] = os.path.basename(text) if os.path.isabs(text) else text
+    return environment.probe(asked)[0]
 
 
 def read(document: Any) -> Circumstances | None:

@@ -123,7 +123,8 @@ def watch_fx(module: Any) -> None:
 def _fx_looked_up(result: Any, _args: Any, _kwargs: Any) -> None:
     graph, info = result
     key = str(info.get("key", ""))
-    why = _explain(key, info.get("components") or (), missed=graph is None)
+    why: list[str] = []
+    patches.quietly(lambda: why.extend(_explain(key, info.get("components") or (), missed=graph is None)))
     if graph is None:
         log.note("missed", what="fx", key=key, name="; ".join(why[:_NAMED]), differences=len(why))
     elif not getattr(_thread, "in_aot", 0):  # else the AOT entry's time holds this one

@@ -19,6 +19,8 @@ def test_what_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
         "TORCHINDUCTOR_CACHE_DIR": "/live",
         "OMP_NUM_THREADS": "3",
         "TRITON_API_TOKEN": "abc",
+        "TORCHINDUCTOR_FILE": __file__,
+        "TRITON_LIBDEVICE_PATH": __file__,
         "TORCHINDUCTOR_OTHER": "hf_" + "aB3" * 8,
         "SHELL_OPTION": "1",
     }.items():
@@ -28,7 +30,11 @@ def test_what_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     named = {
         name: text for name, text in found.items() if name.startswith(("TORCH", "TRITON", "OMP", "SHELL"))
     }
-    assert named == {"TORCHINDUCTOR_COMPILE_THREADS": "4", "TRITON_DEFAULT_FP_FUSION": "0"}
+    assert named == {
+        "TORCHINDUCTOR_COMPILE_THREADS": "4",
+        "TRITON_DEFAULT_FP_FUSION": "0",
+        "TORCHINDUCTOR_FILE": Path(__file__).name,
+    }
 
 
 def test_changes_in_words() -> None:

@@ -174,6 +174,38 @@ def test_a_repaired_relocation_is_a_note(write: Write) -> None:
     ]
 
 
+def test_directories_that_lie_together_are_one_path(write: Write) -> None:
+    record = HIT | {
+        "details": {"relocated": ["/old/b/sglang", "/old/b/torchinductor", "/older/torchinductor"]}
+    }
+    found = verdict_of(write(WARM), record)
+    assert [note.text for note in found.notes] == ["entries were made in /old/b, /older/torchinductor"]
+
+
+def test_what_changed_is_said_once(write: Write) -> None:
+    changed = [
+        {"event": "changed", "text": text}
+        for text in ("thread count: 2 became 1", "thread count: 2 became 1", "TRITON_X: unset became 1")
+    ]
+    harmless = verdict_of(write(WARM, *changed))
+    assert [note.text for note in harmless.notes if note.kind == "changed"] == [
+        "thread count: 2 became 1; nothing had to be compiled for it",
+        "TRITON_X: unset became 1; nothing had to be compiled for it",
+    ]
+    missed = {"event": "missed", "what": "fx", "key": "k", "name": "thread count: 2 became 1"}
+    found = verdict_of(write({"fx_misses": 1}, missed))
+    assert [note.text for note in found.notes if note.kind == "changed"] == ["TRITON_X: unset became 1"]
+
+
+def test_a_log_tells_how_its_restore_ended(write: Write) -> None:
+    miss = {"event": "restored", "outcome": "miss", "reason": "x", "details": {"message": "no such build"}}
+    write(COLD, miss, run="first")
+    write(WARM, {"event": "restored", **HIT}, run="second")
+    first, second = runs.load([write({}, miss, role="compile worker", run="second")])
+    assert "nothing was restored: no such build" in first.verdict.line()
+    assert second.verdict.line() == "warm"
+
+
 def test_the_page_escapes_what_it_shows(write: Write) -> None:
     write(WARM)
     found = runs.load([write(COLD, {"event": "missed", "what": "triton", "name": "<script>"}, run="<b>")])

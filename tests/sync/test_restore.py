@@ -132,9 +132,14 @@ def test_an_empty_store_is_a_miss(settings: Settings, again: Callable[..., objec
 
 
 def test_another_build_is_a_miss(published: Path, settings: Settings, tmp_path: Path) -> None:
-    other = Identity({"test": 2}, {"name": "default"})
+    other = Identity({"test": 2, "environment": {"TRITON_X": "\x1b" + "x" * 99}}, {"name": "default"})
     record = restore(settings, other, {"triton": str(tmp_path / "copy")})
     assert (record.outcome, record.reason) == ("miss", "no_published_generation")
+    told = record.details["message"]
+    assert "test: 1 became 2" in told
+    assert f"TRITON_X: unset became '\\x1b{'x' * 55}..." in told
+    with open(tmp_path / "copy" / ".cachehome" / "restored", "rb") as file:
+        assert json.load(file)["details"]["message"] == told
 
 
 def test_another_profile_falls_back_and_says_so(published: Path, settings: Settings, tmp_path: Path) -> None:
