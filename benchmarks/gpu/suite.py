@@ -328,7 +328,7 @@ class Suite:
         if self.options.ranks > 1 or not self.options.changes:
             return
         cold = self.longest.get("cold", 60.0)
-        threads = {"OMP_NUM_THREADS": "3", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+        threads = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
         if self.fits("changed thread count"):
             self.changed("thread count", **threads)
         if self.cpp and self.fits("changed thread count, C++ kernels"):
