@@ -131,7 +131,7 @@ def stamp_of(live: str) -> str:
     return live.partition("/torch_compile_cache/")[0] + "/.cachehome/stamp"
 
 
-def ordinary(environ: "Mapping[str, str]", wanted: str) -> dict[str, str] | None:
+def ordinary(environ: "Mapping[str, str]", wanted: str) -> "dict[str, str] | None":
     """What the hook sets in an ordinary environment; None if it is unusual, and home.resolve() has to decide.
 
     Both give the same answer: this is the part of it that nearly every process needs, for a fifth of the
@@ -167,7 +167,7 @@ def ordinary(environ: "Mapping[str, str]", wanted: str) -> dict[str, str] | None
     return {**values, APPLIED: record_of({**facts, **values})}
 
 
-def record_of(facts: dict[str, str]) -> str:
+def record_of(facts: "dict[str, str]") -> str:
     """The value of CACHEHOME_APPLIED, by which a child knows what was set for it and what its user exported."""
     return ";".join(
         [f"{name}={fact.replace('%', '%25').replace(';', '%3B')}" for name, fact in facts.items()]
@@ -177,7 +177,7 @@ def record_of(facts: dict[str, str]) -> str:
 # --- candidates ---
 
 
-def candidates(environ: "Mapping[str, str]") -> list[tuple[str, str]]:
+def candidates(environ: "Mapping[str, str]") -> "list[tuple[str, str]]":
     """(directory, where it comes from), best first. Only absolute ones: a relative one would be another
     directory in every working directory, and nobody expands a `~` that the shell left alone.
     """
@@ -193,7 +193,7 @@ def candidates(environ: "Mapping[str, str]") -> list[tuple[str, str]]:
     return found + home.other_candidates(environ)
 
 
-def obstacle(path: str, *, foreign: bool = True) -> tuple[str, str]:
+def obstacle(path: str, *, foreign: bool = True) -> "tuple[str, str]":
     """What stands against live directories at *path*: a word and a place, two empty texts if nothing does.
 
     Which words mean that a compile would fail, and what to tell the user, is in home.OBSTACLES. *foreign* false:
@@ -250,7 +250,7 @@ def obstacle(path: str, *, foreign: bool = True) -> tuple[str, str]:
     return ("network", path) if network_mount(path) else ("", "")
 
 
-def network_mount(path: str, mounts: str = "/proc/self/mounts") -> str | None:
+def network_mount(path: str, mounts: str = "/proc/self/mounts") -> "str | None":
     """The type of the network file system that *path* lies on; None if it is local, or nothing tells."""
     table = _read(mounts)
     for kind in NETWORK.split(b"|"):
@@ -293,7 +293,7 @@ def machine() -> str:
     )
 
 
-def cpu_class(features: str | None = None) -> str:
+def cpu_class(features: "str | None" = None) -> str:
     """8 hex digits of a hash of the features that generated code can use; `00000000` where nothing tells."""
     features = cpu_features() if features is None else features
     value = fnv1a(features.encode()) if features else 0
@@ -311,7 +311,7 @@ def cpu_features(modalias: str = "/sys/devices/system/cpu/modalias") -> str:
     return features_line(set(listed.strip().split(b",")))
 
 
-def features_line(present: set[bytes]) -> str:
+def features_line(present: "set[bytes]") -> str:
     """The features in one line: a bit each, in the order of FEATURES."""
     bits = bytes(map((48).__add__, map(present.__contains__, FEATURES.split())))  # 48 and 49 are "0" and "1"
     return f"x86:{int(bits, 2):x}"
@@ -338,6 +338,7 @@ def torch_version(sites: "Iterable[str] | None" = None) -> str:
 
 
 def _sites() -> "Iterator[str]":
+
     own = os.path.dirname(os.path.dirname(__file__))
     yield own
     python = f"python{sys.version_info[0]}.{sys.version_info[1]}{'t' if 't' in getattr(sys, 'abiflags', '') else ''}"
@@ -380,6 +381,7 @@ def _read(path: str) -> bytes:
 
 
 def __getattr__(name: str) -> "Any":
+
     if name in __all__:
         from cachehome import _public
 
@@ -387,5 +389,5 @@ def __getattr__(name: str) -> "Any":
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def __dir__() -> list[str]:
+def __dir__() -> "list[str]":
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
