@@ -25,6 +25,7 @@ from cachehome.observe.circumstances import Circumstances
 
 DIRECTORY = "graph_parts"
 LARGEST = 4 << 20
+_COMPARED = 1000  # keys that a miss is compared with: 150 us each
 _SHARED = ("inductor_config", "torch_version", "system_info")
 _PART = re.compile(r"\[(\w+)\] ([^:\n]+): (.*)", re.DOTALL)
 _SHAPE = re.compile(r"shape=torch\.Size\(\[([^\]]*)\]\)")
@@ -98,16 +99,23 @@ class Graphs:
         self._before: list[Known] | None = None
         self._size: int | None = None
 
-    def made(self, key: str) -> Circumstances | None:
-        """The circumstances under which the graph of *key* was made; None if nobody noted them."""
-        found = self._read(key)
-        return found.made if found else None
+    def read(self, key: str) -> Known | None:
+        """What is known of *key*, None if that is nothing."""
+        try:
+            document = self._load(key)
+            shared = str(document["shared"])
+            if shared not in self._shared:
+                self._shared[shared] = _parts(self._load(shared)["parts"])
+            made = circumstances.read(document.get("made"))
+            return Known(self._shared[shared] | _parts(document["parts"]), made)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+            return None
 
     def nearest(self, parts: Parts) -> tuple[list[str], Circumstances | None]:
         """(the shortest list of differences from a key that was known before this process missed one, the
         circumstances of that one); ([], None) if there was none."""
         if self._before is None:
-            self._before = [known for key in self._keys() if (known := self._read(key))]
+            self._before = [known for key in self._keys()[:_COMPARED] if (known := self.read(key))]
         found = [(differences(parts, known.parts), known.made) for known in self._before]
         return min(found, key=lambda one: len(one[0]), default=([], None))
 
@@ -133,7 +141,7 @@ class Graphs:
             return
         self._size += len(text)
         temporary = os.path.join(self.directory, f".{name}.{os.getpid()}")  # hidden: no scan sees it
-        with open(temporary, "xb") as file:
+        with open(temporary, "wb") as file:
             file.write(text)
         os.replace(temporary, path)
 
@@ -146,17 +154,6 @@ class Graphs:
         except OSError:
             return []
         return [name[:-5] for name in names if name.endswith(".json") and name[:-5].isalnum()]
-
-    def _read(self, key: str) -> Known | None:
-        try:
-            document = self._load(key)
-            shared = str(document["shared"])
-            if shared not in self._shared:
-                self._shared[shared] = _parts(self._load(shared)["parts"])
-            made = circumstances.read(document.get("made"))
-            return Known(self._shared[shared] | _parts(document["parts"]), made)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-            return None
 
     def _load(self, name: str) -> Any:
         if os.sep in name:

@@ -146,10 +146,16 @@ def _explain(key: str, components: Sequence[str], *, missed: bool) -> list[str]:
         return []
     with _lock:
         graphs = _graphs.setdefault(live, Graphs(live))
+        if not missed and (known := graphs.read(key)):
+            circumstances.compare(known.made)
+            return []
         parts = parts_of(components)
-        why, before = graphs.nearest(parts) if missed else ([], graphs.made(key))
+        if not missed:  # compiled without diagnostics: who knows how
+            graphs.keep(key, parts, None)
+            return []
+        why, before = graphs.nearest(parts)
         circumstances.compare(before)
-        graphs.keep(key, parts, circumstances.now() if missed else None)
+        graphs.keep(key, parts, circumstances.now())
         return why
 
 

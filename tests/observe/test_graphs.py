@@ -52,7 +52,8 @@ def test_the_next_process_knows_them(tmp_path: Path) -> None:
     assert second.nearest(one) == ([], {"thread count": "1"})
     three = parts_of(changed(3, "[8] cpp_runtime_thread_count: 3"))
     assert second.nearest(three) == (["thread count: 2 became 3"], {"thread count": "2"})
-    assert [second.made(key) for key in ("k0", "k1", "k2", "k3")] == [
+    found = [second.read(key) for key in ("k0", "k1", "k2", "k3")]
+    assert [known and known.made for known in found] == [
         {"thread count": "2"}, {"thread count": "1"}, None, None,
     ]  # fmt: skip
 
@@ -96,4 +97,4 @@ def test_it_stops_growing_and_reads_rubbish(tmp_path: Path) -> None:
     for nowhere in (Graphs("/proc/nowhere"), Graphs(str(live / "large.json"))):
         nowhere.keep("k", parts_of(BASE), {})
         nowhere.keep("../k", parts_of(BASE), {})
-        assert nowhere.made("k") is None
+        assert nowhere.read("k") is None
