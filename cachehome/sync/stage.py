@@ -167,12 +167,14 @@ class _Stager:
         frames = _Frames(self.backend, f"{self.plan.manifest.build}/{task.pack.name}", task)
         starts = task.layout.starts
         rows = []
-        frame, begin, end, raw = -1, 0, 0, memoryview(b"")
+        begin = end = 0
+        raw = data = memoryview(b"")
         for place in task.places:
             offset, size, sha256 = place[:3]
             if not begin <= offset < end:
                 frame = task.layout.frame_at(offset)
                 begin, end = starts[frame], starts[frame + 1]
+                raw = data = memoryview(b"")  # whose memory the next one takes: fresh pages would cost a tenth
                 raw = memoryview(frames.raw(frame)) if size else raw
             if offset + size <= end:
                 data = raw[offset - begin : offset - begin + size]
@@ -276,6 +278,7 @@ class _Frames:
             last = number + 1
             while last < self.end and self.stored[last + 1] - begin <= _READ:
                 last += 1
+            self.buffer = memoryview(b"")
             try:
                 data = self.backend.get(self.name, begin, self.stored[last] - begin)
             except NotInStore as error:
