@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachehome import families, home
@@ -240,22 +239,30 @@ def _chosen(settings: Settings) -> list[families.Family]:
 def _keep(who: Identity, directory: str | None) -> str:
     """A private file with the identity, beside its live directories if there are any. The same one each time."""
     text = who.to_json().encode()
-    name = f"identity-{hashlib.sha256(text).hexdigest()[:16]}.json"
-    for place in filter(None, (directory, os.path.join(tempfile.gettempdir(), f"cachehome-{os.getuid()}"))):
-        path = os.path.join(place, name)
-        with contextlib.suppress(OSError):
-            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-                if file.read() == text and os.fstat(file.fileno()).st_uid == os.getuid():
-                    return path
-            os.makedirs(place, mode=0o700, exist_ok=True)
-            if os.stat(place).st_uid != os.getuid():
-                continue
-            descriptor, temporary = tempfile.mkstemp(prefix=".", dir=place)
-            with open(descriptor, "wb") as file:
-                file.write(text)
-            os.replace(temporary, path)
-            return path
+    if directory and (path := _kept(text, directory)):
+        return path
+    import tempfile  # here, since most places have a directory
+
+    if path := _kept(text, os.path.join(tempfile.gettempdir(), f"cachehome-{os.getuid()}")):
+        return path
     descriptor, path = tempfile.mkstemp(prefix="cachehome-identity-", suffix=".json")
     with open(descriptor, "wb") as file:
         file.write(text)
     return path
+
+
+def _kept(text: bytes, directory: str) -> str:
+    """The file with *text* in a *directory* of ours; "" where that can't be."""
+    path = os.path.join(directory, f"identity-{hashlib.sha256(text).hexdigest()[:16]}.json")
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            if file.read() == text and os.fstat(file.fileno()).st_uid == os.getuid():
+                return path
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        if os.stat(directory).st_uid == os.getuid():
+            temporary = os.path.join(directory, f".{os.urandom(16).hex()}")
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(text)
+            os.replace(temporary, path)
+            return path
+    return ""

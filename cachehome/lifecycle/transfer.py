@@ -13,10 +13,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -141,8 +141,7 @@ class Transfer:
         """Block until it has ended, in bounded time."""
         while (record := self.poll()) is None:
             assert self._process is not None
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LOOK_EVERY / 2)
+            _pause(self._process, _LOOK_EVERY / 2)
         return record
 
     def _signal(self, number: int) -> None:
@@ -171,6 +170,22 @@ class Transfer:
         if status < 0:
             said = f"ended by signal {-status}"
         return failure(self.action, said or f"ended with status {status}")
+
+
+def _pause(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait for *process* to end, for so long at most; `Popen.wait` would look only twenty times a second."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # another system, an old kernel, or it has been reaped
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        return
+    try:
+        poll = select.poll()  # select() takes no descriptor above 1,023
+        poll.register(descriptor, select.POLLIN)
+        poll.poll(seconds * 1000)
+    finally:
+        os.close(descriptor)
 
 
 def abandon(process: subprocess.Popen[bytes]) -> None:
@@ -228,6 +243,8 @@ def scratch() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         with contextlib.suppress(OSError):
             return open(os.memfd_create("cachehome"), "w+b")
+    import tempfile
+
     return tempfile.TemporaryFile()
 
 
