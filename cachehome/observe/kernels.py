@@ -20,14 +20,16 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from cachehome.observe import circumstances, compilers, patches
-from cachehome.observe.activity import log
+from cachehome.observe.activity import log, worker
 from cachehome.observe.circumstances import Circumstances
 
 TIMES = "kernel_seconds.json"
 _EVERY = 2.0  # seconds between two times that they are written, since a process may be killed
+_PATIENCE = 0.5  # seconds
 
 
 class Kernel(NamedTuple):
@@ -127,25 +129,50 @@ def _kernel(told: Any) -> Kernel:
     return Kernel(float(seconds), circumstances.read(made))
 
 
+@contextlib.contextmanager
+def _alone(live: str) -> Iterator[None]:
+    """Compile workers write the same file at the same time: one after the other. Where that can't be had soon, and
+    where there are no locks, one may lose what another has measured."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        yield
+        return
+    descriptor = os.open(live, os.O_RDONLY)
+    try:
+        until = time.monotonic() + _PATIENCE
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.002)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _remember(live: str, key: str, seconds: float) -> None:
     with _lock:
         if not _fresh:
             atexit.register(_write)
         _fresh.setdefault(live, {})[key] = Kernel(seconds, circumstances.now())
         due = time.monotonic() - _written_at > _EVERY
-    if due:
+    if due or worker():  # which ends without atexit
         _write()
 
 
 def _write() -> None:
-    """Add what was measured to the files. Of two processes that write at once, one loses what the other knows."""
+    """Add what was measured to the files."""
     global _written_at
     with _lock:
         _written_at = time.monotonic()
         for live, measured in _fresh.items():
             path = os.path.join(live, TIMES)
             temporary = f"{path}.{os.getpid()}.tmp"
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), _alone(live):
                 _known[live] = _read(live) | measured
                 told = {
                     key: kernel.seconds if kernel.made is None else kernel

@@ -112,7 +112,7 @@ def judge(
     notes += _of_circumstances(activity, state, causes)
     if untold:
         notes.append(
-            Cause("saved_unknown", f"time saved: unknown for {untold} hits, compiled without diagnostics")
+            Cause("saved_unknown", f"time saved: unknown for {untold} hits: nobody timed their compilation")
         )
     return Verdict(state, tuple(causes), tuple(notes), families, saved, bool(untold))
 
