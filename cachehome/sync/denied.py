@@ -121,7 +121,7 @@ def _row(family: Family, live: Live, entry: LocalEntry, table: Table) -> Row:
                 open(os.path.join(live.directory, path), "rb") as opened,
             ):
                 have = hashlib.sha256(portable.canonical(path, opened.read())).hexdigest()
-                table[path] = row(have, *file[1:4])
+                table[path] = row(have, *file[1:])
         files.append(File(file.suffix, file.size, file.mode, have, 0, 0))
     return (family.name, entry.name, Entry(family.name, entry.name, 0, False, tuple(files)).digest())
 

@@ -13,24 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from cachehome.families import Family
 from cachehome.store.manifest import Entry, File, Pack
 from cachehome.store.pack import BLOCK, END, FRAME, compressor, member, padding
 from cachehome.sync import parallel, portable
-from cachehome.sync.live import Live, Stamp
-from cachehome.sync.scan import LocalEntry, LocalFile
+from cachehome.sync.scan import LocalFile
+from cachehome.sync.source import Source
 from cachehome.sync.table import Table, row
-
-
-class Source:
-    """One family's live directory during a publish."""
-
-    def __init__(self, family: Family, live: Live, stamp: Stamp | None) -> None:
-        self.family = family
-        self.live = live
-        self.stamp = stamp
-        self.local: dict[str, LocalEntry] = {}
-        self.table: Table = {}
 
 
 class _Chunk(NamedTuple):
@@ -160,7 +148,7 @@ class Spool:
             by_suffix = {file.suffix: file for file in source.local[name].files}
             for (_, _, suffix, problem, _, sha256, _), _, _ in found:
                 if not problem:
-                    rows[name + suffix] = row(sha256, *by_suffix[suffix][1:4])
+                    rows[name + suffix] = row(sha256, *by_suffix[suffix][1:])
         return rows
 
     def remove(self) -> None:

@@ -12,8 +12,6 @@ An entry with a file that is broken, or that changed while it was read, is left 
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,11 +25,11 @@ from cachehome.store.store import Addition, Generation, Store
 from cachehome.sync import copies, growing, portable
 from cachehome.sync.denied import damaged, denied_here
 from cachehome.sync.live import Live, Stamp, in_effect, trouble
-from cachehome.sync.packing import Source, Spool
+from cachehome.sync.packing import Spool
 from cachehome.sync.record import Record, Work, asked
 from cachehome.sync.restore import host_tag, other_build
-from cachehome.sync.scan import LocalEntry, scan
-from cachehome.sync.table import Table, known, row
+from cachehome.sync.scan import LocalEntry
+from cachehome.sync.source import Source
 
 if TYPE_CHECKING:
     from cachehome.identity import Identity
@@ -111,7 +109,7 @@ class _Publish(Work):
                 return self.record("rejected", "other_build", message=other_build(source.live, source.stamp))
         with self.phases("scan"):
             unclaimed = self._scan(adopt)
-        entries = sum(len(source.local) for source in self.sources)
+        entries = sum(map(len, self.sources))
         if not entries and unclaimed:
             return self.record(
                 "miss",
@@ -127,16 +125,16 @@ class _Publish(Work):
         """Fill `local` with the entries that are ours to publish; the number of those that may not be."""
         unclaimed = 0
         for source in self.sources:
-            source.local = scan(source.family, source.live.directory)
-            source.table = source.live.table()
+            source.scan()
             stamp = source.stamp
-            if adopt and source.local and (stamp is None or not stamp.whole):
+            if adopt and len(source) and (stamp is None or not stamp.whole):
                 source.live.make()
                 restored = stamp.restored_ns if stamp else 0
                 source.stamp = stamp = Stamp(self.identity.build_key, True, restored)
                 source.live.write_stamp(stamp)
             if stamp is None or not stamp.whole:
                 since = stamp.restored_ns if stamp else None
+                source.unsettle(list(source.settled))
                 mine = {
                     name: entry
                     for name, entry in source.local.items()
@@ -242,6 +240,7 @@ class _Publish(Work):
         """Forget local entries that are denied: they must not come back."""
         self.denials = denials
         for source in self.sources:
+            source.unsettle([name for family, name in denials.keys if family == source.family.name])
             for name in denied_here(denials, source.family, source.live, source.local, source.table):
                 del source.local[name]
                 self.details["denied"] = self.details.get("denied", 0) + 1
@@ -278,12 +277,17 @@ class _Publish(Work):
         taken: set[tuple[str, str, tuple[tuple[str, int], ...]]] = set()
         for number, source in enumerate(self.sources):
             ir = source.family.ir
-            changed_table = False
+            for name in list(source.settled):
+                there = base.entries.get((source.family.name, name)) if base and not gone else None
+                if there and source.has_settled(there):
+                    kept[there.key] = there
+                else:
+                    source.unsettle([name])
             for name in source.local:
                 there = base.entries.get((source.family.name, name)) if base else None
                 if base and there and self.denials.denies(there, base):
                     there = None  # other bytes are welcome
-                if there and not gone and _unchanged(source.local[name], there, source.table):
+                if there and not gone and source.has(source.local[name], there):
                     kept[there.key] = there
                     continue
                 if there and _more(source.local[name], there, ir, self.settings.slim == "publish"):
@@ -296,19 +300,15 @@ class _Publish(Work):
                         wanted[number].append(name)
                         taken.add(alike)
                     continue
-                same, hashed = _same(source, entry, there, ir)
-                same = same and not (there.slim and entry.growing)
-                changed_table = changed_table or hashed
+                same = source.same(entry, there) and not (there.slim and entry.growing)
                 if same or not entry.growing:
                     kept[there.key] = there
                     conflicts += not same
                 elif _merges(entry) or alike not in taken:
                     wanted[number].append(name)
                     taken.add(alike)
-            if changed_table:
-                with contextlib.suppress(OSError):
-                    source.live.make()
-                    source.live.write_table(source.table)
+            if not wanted[number]:
+                source.keep_table()
             found = copies.redundant(
                 wanted[number], source.local, keys[source.family.name], source.live.directory
             )
@@ -365,9 +365,9 @@ class _Publish(Work):
                 continue
             union, theirs = None, b""
             try:
-                union = _read(self.sources[numbers[0]], name)
+                union = self.sources[numbers[0]].read(name)
                 for number in numbers[1:]:
-                    union = union and growing.merged(union, _read(self.sources[number], name))
+                    union = union and growing.merged(union, self.sources[number].read(name))
                 if base is not None and there is not None:
                     pack = base.packs[there.files[0].pack]
                     theirs = growing.stored(store.backend, self.identity.build_key, pack, there.files[0])
@@ -425,34 +425,12 @@ class _Publish(Work):
         """Keep the hashes, so that the next publish need not read what it published now."""
         for spool, numbers in zip(spools, self.sets, strict=True):
             for number in numbers:
-                fresh = spool.rows(number)
-                source = self.sources[number]
-                if fresh:
-                    with contextlib.suppress(OSError):
-                        source.live.make()
-                        source.live.write_table(source.table | fresh)
+                self.sources[number].keep_table(spool.rows(number))
 
 
 def _merges(entry: LocalEntry) -> bool:
     """Whether *entry* is one growing file."""
     return entry.growing and not entry.files[0].suffix
-
-
-def _read(source: Source, name: str) -> bytes:
-    with open(os.path.join(source.live.directory, name), "rb") as file:
-        return file.read()
-
-
-def _unchanged(entry: LocalEntry, there: Entry, table: Table) -> bool:
-    """Whether the files of *there* lie here as they were published or restored, and no others: most do, most times."""
-    if len(entry.files) != len(there.files):
-        return False
-    name, here = entry.name, table.get
-    # Both in the order of their suffixes.
-    for (suffix, size, mtime_ns, inode, _), stored in zip(entry.files, there.files, strict=True):
-        if suffix != stored.suffix or here(name + suffix) != row(stored.sha256, size, mtime_ns, inode):
-            return False
-    return True
 
 
 def _more(entry: LocalEntry, there: Entry, ir: tuple[str, ...], slim: bool) -> bool:
@@ -461,27 +439,3 @@ def _more(entry: LocalEntry, there: Entry, ir: tuple[str, ...], slim: bool) -> b
     theirs = {file.suffix for file in there.files if not (ir and file.suffix.endswith(ir))}
     whole = there.slim and not slim and len(entry.files) > len(there.files)
     return ours > theirs or (whole and ours == theirs)
-
-
-def _same(source: Source, entry: LocalEntry, there: Entry, ir: tuple[str, ...]) -> tuple[bool, bool]:
-    """(whether a local entry holds the bytes of *there*, whether something had to be hashed for it).
-
-    Files that a warm start never reads don't count: a slim copy is the same entry.
-    """
-    stored = {file.suffix: file.sha256 for file in there.files}
-    hashed = False
-    for file in entry.files:
-        if ir and file.suffix.endswith(ir):
-            continue
-        expected = stored.pop(file.suffix, "")
-        path = entry.name + file.suffix
-        have = known(source.table, path, file)
-        if not have:
-            with contextlib.suppress(OSError, ValueError):
-                with open(os.path.join(source.live.directory, path), "rb") as opened:
-                    have = hashlib.sha256(portable.canonical(path, opened.read())).hexdigest()
-                source.table[path] = row(have, *file[1:4])
-                hashed = True
-        if have != expected and not portable.is_group(path):
-            return False, hashed
-    return not any(not (ir and suffix.endswith(ir)) for suffix in stored), hashed

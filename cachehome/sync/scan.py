@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from cachehome.families import Family
+from cachehome.sync.table import Table, known, status_of, tree_row, unchanged
 
 OWN = ".cachehome"
 
@@ -118,15 +120,16 @@ class Rules:
         return suffix[:1] == "/" and self.carried(path, tree)
 
 
-def scan(family: Family, directory: str) -> dict[str, LocalEntry]:
-    """Entries of *family* in its live *directory*, by name; {} if there is none.
+def scan(family: Family, directory: str, trees: Trees | None = None) -> dict[str, LocalEntry]:
+    """Entries of *family* in its live *directory*, by name; {} if there is none. Those that *trees* settle
+    are left to them.
 
     Files may vanish while it looks: what is gone is not there. Raises OSError if *directory* can't be read.
     """
     rules = Rules(family)
     files: dict[str, list[LocalFile]] = {}
     growing: set[str] = set()
-    for path, found in _walk(directory, "", rules, files):
+    for path, found in _walk(directory, "", rules, files, trees):
         entry, grows = rules.entry_of(path)
         if not entry or rules.never.fullmatch(path):
             continue
@@ -144,10 +147,57 @@ def _local(suffix: str, found: os.stat_result) -> LocalFile:
     return LocalFile(suffix, found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode & 0o777)
 
 
+class Trees:
+    """What a *table* knows of trees, and what it is to know the next time. Made before they are looked at."""
+
+    def __init__(self, table: Table) -> None:
+        self.settled: dict[str, list[str]] = {}
+        """Trees that are as their rows tell, with the suffixes of their files."""
+        self._table = table
+        self._began_ns = time.monotonic_ns()
+        self._looked_at: dict[str, os.stat_result] = {}
+
+    def settle(self, tree: str, found: os.stat_result) -> bool:
+        """Whether a *tree* with the status *found* need not be looked at."""
+        suffixes = unchanged(self._table, tree, found)
+        if suffixes and all(tree + suffix in self._table for suffix in suffixes):
+            self.settled[tree] = suffixes
+            return True
+        self._looked_at[tree] = found
+        return False
+
+    def files(self, tree: str, suffixes: Iterable[str]) -> tuple[LocalFile, ...]:
+        """Those of a settled tree, as they were when they were looked at."""
+        return tuple(LocalFile(suffix, *status_of(self._table[tree + suffix])) for suffix in suffixes)
+
+    def learn(self, entries: Mapping[str, LocalEntry], now_ns: int) -> bool:
+        """Add rows to the table for trees that were looked at, if it knows all of their files; whether there is one.
+
+        *now_ns*: the file system's time. What changed just before a look may have changed again after it, within the
+        same tick of that clock, so that nothing would tell.
+        """
+        until = now_ns - (time.monotonic_ns() - self._began_ns) - _TICK
+        learnt = {}
+        for tree, found in self._looked_at.items():
+            files = entries[tree].files if tree in entries and found.st_ctime_ns < until else ()
+            suffixes = [file.suffix for file in files if known(self._table, tree + file.suffix, file)]
+            if files and len(suffixes) == len(files) and not any("/" in suffix[1:] for suffix in suffixes):
+                learnt[tree] = tree_row(found, suffixes)
+        self._table |= learnt
+        return bool(learnt)
+
+
+_TICK = 2_000_000_000  # ns; no file system has a coarser clock
+
+
 def _walk(
-    directory: str, prefix: str, rules: Rules, trees: dict[str, list[LocalFile]]
+    directory: str,
+    prefix: str,
+    rules: Rules,
+    found: dict[str, list[LocalFile]],
+    trees: Trees | None,
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """(path, its status) of each regular file below that no tree holds; those of trees go into *trees*."""
+    """(path, its status) of each regular file below that no tree holds; those of trees go into *found*."""
     for entry in _listing(directory):
         path = prefix + entry.name
         try:
@@ -155,9 +205,10 @@ def _walk(
                 if rules.never.fullmatch(path):
                     continue
                 if rules.tree and rules.tree.fullmatch(path):
-                    _below(entry.path, path, "/", rules, trees.setdefault(path, []))
+                    if trees is None or not trees.settle(path, entry.stat(follow_symlinks=False)):
+                        _below(entry.path, path, "/", rules, found.setdefault(path, []))
                 else:
-                    yield from _walk(entry.path, path + "/", rules, trees)
+                    yield from _walk(entry.path, path + "/", rules, found, trees)
             elif entry.is_file(follow_symlinks=False):
                 yield path, entry.stat(follow_symlinks=False)
         except FileNotFoundError:

@@ -174,7 +174,9 @@ class _Stager:
             if not begin <= offset < end:
                 frame = task.layout.frame_at(offset)
                 begin, end = starts[frame], starts[frame + 1]
-                raw = data = memoryview(b"")  # whose memory the next one takes: fresh pages would cost a tenth
+                raw = data = memoryview(
+                    b""
+                )  # whose memory the next one takes: fresh pages would cost a tenth
                 raw = memoryview(frames.raw(frame)) if size else raw
             if offset + size <= end:
                 data = raw[offset - begin : offset - begin + size]
@@ -224,8 +226,8 @@ class _Stager:
             raise IntegrityError(f"{path}: {error}", name=path, reason="file_damaged") from None
 
 
-def fill(descriptor: int, parts: Iterable[bytes | memoryview]) -> tuple[int, int, int]:
-    """Write *parts* to a new file and close it: (size, mtime_ns, inode), as a table of hashes knows it."""
+def fill(descriptor: int, parts: Iterable[bytes | memoryview]) -> tuple[int, int, int, int]:
+    """Write *parts* to a new file and close it: (size, mtime_ns, inode, mode), as a table of hashes knows it."""
     try:
         for part in parts:
             written = os.write(descriptor, part)
@@ -234,7 +236,7 @@ def fill(descriptor: int, parts: Iterable[bytes | memoryview]) -> tuple[int, int
         found = os.fstat(descriptor)
     finally:
         os.close(descriptor)
-    return found.st_size, found.st_mtime_ns, found.st_ino
+    return found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode & 0o777
 
 
 def _stream(frames: _Frames, layout: Layout, place: Place) -> Iterator[memoryview]:

@@ -1,14 +1,17 @@
 """The table of known hashes of a live directory, `.cachehome/files`: what need not be read again.
 
-    <path below the directory> TAB <sha256> <size> <mtime_ns> <inode>        a line a file
+    <path of a file> TAB <sha256> <size> <mtime_ns> <inode> <mode>        holds as long as the file is the same
+    <path of a tree> TAB <ctime_ns> <inode> /<name>/<name>...             no file has come, gone or been replaced since
 
-A row holds as long as its file has that size, time of change and inode. Ten thousand of them are read and written at
-each start, so they stay text in memory, too.
+Paths are relative to the directory, a line each. Ten thousand of them are read and written at each start, so they stay
+text in memory, too. Of a directory that is a tree, the first line spares a look at each of its files: a time of change,
+which nobody can set, and what was in it. Only a file that is written in place changes without it.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,22 +33,42 @@ def write(table: Table) -> bytes:
     """The bytes of *table*, without what a line can't hold: a lost row costs one hash."""
     text = "\n".join(map("\t".join, table.items()))
     if text.count("\n") >= len(table) or text.count("\t") > len(table):
-        table = {path: row for path, row in table.items() if "\n" not in path and "\t" not in path}
+        table = {path: row for path, row in table.items() if not {"\n", "\t"} & {*path, *row}}
         text = "\n".join(map("\t".join, table.items()))
     return os.fsencode(text)
 
 
-def row(sha256: str, size: int, mtime_ns: int, inode: int) -> str:
+def row(sha256: str, size: int, mtime_ns: int, inode: int, mode: int) -> str:
     """A file as its row tells it."""
-    return f"{sha256} {size} {mtime_ns} {inode}"
+    return f"{sha256} {size} {mtime_ns} {inode} {mode}"
 
 
 def sha256_of(row: str) -> str:
-    """The hash that a row tells."""
+    """The hash that the row of a file tells."""
     return row[:_HASH]
+
+
+def status_of(row: str) -> tuple[int, int, int, int]:
+    """(size, mtime_ns, inode, mode) that the row of a file tells. Raises ValueError if it is no such row."""
+    size, mtime_ns, inode, mode = row[_HASH + 1 :].split(" ")
+    return int(size), int(mtime_ns), int(inode), int(mode)
 
 
 def known(table: Table, path: str, file: LocalFile) -> str:
     """The hash of *file*, "" if it is not known or the file has changed since."""
     found = table.get(path, "")
-    return found[:_HASH] if found[_HASH:] == f" {file[1]} {file[2]} {file[3]}" else ""
+    return found[:_HASH] if found[_HASH:] == f" {file[1]} {file[2]} {file[3]} {file[4]}" else ""
+
+
+def tree_row(found: os.stat_result, suffixes: Iterable[str]) -> str:
+    """A tree as its row tells it; *found* is from before it was listed. *suffixes* have no slash but the first: what
+    changes in a directory below does not show."""
+    return f"{found.st_ctime_ns} {found.st_ino} {''.join(suffixes)}"
+
+
+def unchanged(table: Table, tree: str, found: os.stat_result) -> list[str]:
+    """The suffixes of a *tree* that is as its row tells; [] if it is not, or there is none."""
+    state, slash, names = table.get(tree, "").partition(" /")
+    if not slash or state != f"{found.st_ctime_ns} {found.st_ino}":
+        return []
+    return [f"/{name}" for name in names.split("/")]

@@ -21,9 +21,9 @@ def test_stamp_and_table_come_back(tmp_path: Path) -> None:
     one.make()
     stamp = Stamp("b" * 64, True, 12, 3, "c" * 64)
     one.write_stamp(stamp)
-    one.write_table({"x/y": table.row("d" * 64, 1, 2, 3)})
+    one.write_table({"x/y": table.row("d" * 64, 1, 2, 3, 0o600)})
     assert one.stamp() == stamp
-    assert one.table() == {"x/y": table.row("d" * 64, 1, 2, 3)}
+    assert one.table() == {"x/y": table.row("d" * 64, 1, 2, 3, 0o600)}
     assert (tmp_path / "a" / "triton").stat().st_mode & 0o777 == 0o700
 
 
