@@ -141,8 +141,11 @@ def identity(
     settings: Settings | None = None,
     environ: Mapping[str, str] | None = None,
     command: Sequence[str] | None = None,
+    *,
+    program: Sequence[str] = (),
 ) -> Identity:
-    """The identity of *command* (None: of this interpreter) under *environ*.
+    """The identity of *command* (None: of this interpreter) under *environ*. *program*: the command line of this very
+    process, where it is the job itself.
 
     A file that *settings* names (`CACHEHOME_IDENTITY`) is taken as it is, since the first process of a tree took the
     snapshot; only a profile with a name of its own is exchanged. Raises `CacheHomeError` when the interpreter that
@@ -168,10 +171,11 @@ def identity(
         job = resolve(command, environ)
     build, left_out = interpreter.build(settings, job)
     profile: dict[str, Any] = {"name": named or DEFAULT}
-    if command is not None and not named:
+    argv = program if command is None else job.argv
+    if argv and not named:
         from cachehome.probes.profile import describe
 
-        profile, dropped = describe(job.argv, job.environ, settings.profile_files if settings else ())
+        profile, dropped = describe(argv, job.environ, settings.profile_files)
         left_out.update(dropped)
     left_out.update({f"command.{name}": note for name, note in job.notes.items()})
     return Identity(build, profile, dict(sorted(left_out.items())))

@@ -56,6 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
     from cachehome.errors import ConfigError
+    from cachehome.lifecycle.place import insist_on
     from cachehome.lifecycle.run import Run
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
@@ -66,9 +67,31 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         if str(problem.fields.get("source", "")).startswith("--"):
             raise problem  # whoever types it is there to mend it
         say(f"ignored: {problem}")
+    _check_names(settings)
     if settings.enabled == "off":
+        insist_on(settings, "CACHEHOME is off")
         return _instead_of_us(command)
     return _end_like(Run(command, settings, say=say).go())
+
+
+def _check_names(settings: Settings) -> None:
+    """Raise `ConfigError` for a family on the command line that no catalogue has."""
+    from cachehome.errors import ConfigError
+    from cachehome.families import catalogue
+
+    for key in ("families", "require_warm"):
+        source = settings.origin.get(key, "")
+        if source.startswith("--"):
+            known = catalogue(plugins=True)
+            for name in getattr(settings, key):
+                if name not in known:
+                    raise ConfigError(
+                        f"{source}: {name!r} is not in the catalogue: {', '.join(known)}",
+                        key=key,
+                        source=source,
+                        value=name,
+                        allowed=", ".join(known),
+                    )
 
 
 def _quiet(_line: str) -> None:

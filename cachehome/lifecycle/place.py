@@ -212,6 +212,13 @@ def insist(record: Record, settings: Settings) -> None:
         raise NotWarm(f"require_warm: {', '.join(cold)}: no warm start ({record.line()})", families=cold)
 
 
+def insist_on(settings: Settings, why_not: object) -> None:
+    """Raise `NotWarm` if *settings* ask for families where nothing can be restored."""
+    if settings.require_warm:
+        wanted = list(settings.require_warm)
+        raise NotWarm(f"require_warm: {', '.join(wanted)}: no warm start ({why_not})", families=wanted)
+
+
 def unsynced(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
     """*environ* with the directories that the hook would set: for a job whose identity can't be known."""
     job = dict(environ)

@@ -28,7 +28,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cachehome.errors import NotWarm
 from cachehome.lifecycle import place as places
 from cachehome.lifecycle.probing import Probing
 from cachehome.lifecycle.reports import Reporter
@@ -116,9 +115,7 @@ class Run:
             self._place = places.place_of(self._settings, who, self._environ).started_here()
         except Exception as error:  # a probe, a full disk, a strange home: the command runs, cold
             self._say(f"no warm start: {error}")
-            if self._settings.require_warm:
-                wanted = list(self._settings.require_warm)
-                raise NotWarm(f"require_warm: {', '.join(wanted)}: no warm start", families=wanted) from None
+            places.insist_on(self._settings, error)
             with contextlib.suppress(Exception):
                 self._environ = places.unsynced(self._settings, self._environ)
         notes = self._place.notes if self._place else []
@@ -157,6 +154,7 @@ class Run:
     def _before(self) -> int:
         """Restore. The number of the signal that ended everything already, else 0."""
         if self._place is None or not (self._settings.store and self._settings.restore):
+            places.insist_on(self._settings, "restore is off" if self._settings.store else "no store is set")
             return next((number for number in self._signals.wait(0) if number in ENDING), 0)
         self._attempt = Attempt(self._place, self._command, self._since)
         step = self._place.restore(

@@ -104,8 +104,10 @@ class Session:
             settings = self._settings or Settings.load(self._environ, lenient=not self._strict)
             self._settings = settings
             if settings.enabled == "off":
+                places.insist_on(settings, "CACHEHOME is off")
                 return self
-            who = self._identity or identity_of(settings, self._environ)
+            program = [sys.executable, *sys.orig_argv[1:]]
+            who = self._identity or identity_of(settings, self._environ, program=program)
             self._reporter = Reporter(settings.report_dir, "session")
             names: list[str | None] = [*self._slots] or [None]
             self._places = [
@@ -123,6 +125,7 @@ class Session:
 
     def _restore(self, settings: Settings) -> None:
         if not settings.store or not settings.restore:
+            places.insist_on(settings, "restore is off" if settings.store else "no store is set")
             return
         attempt = self._attempt = Attempt(self._places[0], [sys.executable, *sys.argv], self._since)
         self.records = private.restore_all(

@@ -200,7 +200,12 @@ def failure(action: str, reason: str, outcome: str = "unavailable", **details: A
 
 def environment(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
     """*environ* for a child that must see just these *settings*, wherever they came from."""
-    child = {k: v for k, v in environ.items() if not k.startswith(PREFIX) or k in NOT_SETTINGS}
+    settings_of_it = {row.variable for row in BY_KEY.values()}
+    child = {
+        k: v
+        for k, v in environ.items()
+        if k in NOT_SETTINGS or not (k.startswith(PREFIX) or k in settings_of_it)
+    }
     child["CACHEHOME_CONFIG"] = os.devnull
     for key, origin in settings.origin.items():
         if origin != "default":

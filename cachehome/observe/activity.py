@@ -27,6 +27,7 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 LARGEST = 16 << 20
@@ -47,6 +48,7 @@ class Log:
             os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
+        self._silent = threading.local()
         self._lock = threading.RLock()  # a finalizer may start a compiler while an event is written
         self._sink: File | Behind | None = None
         self._closed = False
@@ -57,6 +59,20 @@ class Log:
     def add(self, **counts: float) -> None:
         """Add to counters."""
         self.note("counts", add=counts)
+
+    @property
+    def silent(self) -> bool:
+        """Whether this thread does something that is no part of the job's work."""
+        return getattr(self._silent, "depth", 0) > 0
+
+    @contextlib.contextmanager
+    def silence(self) -> Iterator[None]:
+        """Note nothing of what this thread does meanwhile."""
+        self._silent.depth = getattr(self._silent, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._silent.depth -= 1
 
     def watched(self, group: str, why_not: str = "") -> None:
         """Say whether the counters of *group* can be believed."""
@@ -71,7 +87,7 @@ class Log:
         """Write one event."""
         from cachehome.observe import watch
 
-        if not watch.counting or self._closed:
+        if not watch.counting or self._closed or self.silent:
             return
         try:
             with self._lock:

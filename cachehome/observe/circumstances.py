@@ -75,7 +75,7 @@ def changes(before: Circumstances, after: Circumstances) -> list[str]:
 
 def compare(*known: Circumstances | None) -> None:
     """Note in the log what has changed since something was made under the nearest of *known*."""
-    here = now()
+    here = None if log.silent else now()
     if here is None:
         return
     found = [changes(before, here) for before in known if before is not None]

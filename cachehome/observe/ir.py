@@ -75,7 +75,8 @@ def _again(autotuner: Any, config: Any) -> dict[str, Any]:
     """The texts of a kernel that was compiled elsewhere, by having its *autotuner* load it here."""
     if autotuner.fn.fn is None:
         autotuner.fn = autotuner._reload_kernel().fn  # noqa: SLF001 - as torch does before it compiles one more
-    asm = autotuner._precompile_config(config).kernel.asm  # noqa: SLF001
+    with log.silence():
+        asm = autotuner._precompile_config(config).kernel.asm  # noqa: SLF001
     return dict(asm.items())
 
 
@@ -103,7 +104,7 @@ def complete(compile_kernel: Any, source: Any, facts: Any) -> dict[str, Any]:
     options = {
         name: _tuples(value) for name, value in metadata.items() if name not in ("hash", "target", "name")
     }
-    with knobs.compilation.scope():
+    with log.silence(), knobs.compilation.scope():
         knobs.compilation.always_compile = True
         # The kernel as it was, and all of it: what acts on kernels while they are compiled has had its chance.
         for name in ("override", "dump_ir", "store_binary_only"):

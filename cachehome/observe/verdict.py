@@ -90,7 +90,7 @@ def judge(
     lost = _lost(activity)
     if not hits and ("inductor" in blind or (blind and not lost)):
         state = "unknown"
-    elif not hits and record.get("outcome") == "hit":
+    elif not hits and record.get("outcome") == "hit" and not _borrowed(record):
         state = "inert"
         if not lost:
             causes.append(Cause("nothing_looked_up", "no compiler looked anything up in a cache"))
@@ -171,12 +171,21 @@ def _of_restore(record: Mapping[str, Any]) -> Iterable[Cause]:
         yield Cause("restore_miss", f"nothing was restored: {message}")
     elif outcome in ("rejected", "unavailable"):
         yield Cause(f"restore_{outcome}", f"nothing was restored: {message}")
+    elif _borrowed(record):
+        yield Cause(
+            "borrowed", f"restored from the profile {_borrowed(record)[:16]}: this one has no generation yet"
+        )
     origins = list(details.get("relocated") or ())
     above = [path for path in origins if not any(path.startswith(other + os.sep) for other in origins)]
     beside = Counter(map(os.path.dirname, above))
     told = dict.fromkeys(parent if beside[parent := os.path.dirname(path)] > 1 else path for path in above)
     if told:
         yield Cause("relocated", f"entries were made in {', '.join(told)}")
+
+
+def _borrowed(record: Mapping[str, Any]) -> str:
+    """The profile that the first start of another one was restored from: it need not hold anything for that."""
+    return str((record.get("details") or {}).get("profile_fallback", ""))
 
 
 def _of_places(activity: Activity, record: Mapping[str, Any]) -> Iterable[Cause]:
@@ -239,6 +248,14 @@ def _notes(activity: Activity) -> list[Cause]:
     if activity["autotuners_repaired"]:
         notes.append(
             Cause("repaired", f"{activity['autotuners_repaired']} relocated autotuners were repaired")
+        )
+    if activity["kernels_completed"]:
+        notes.append(
+            Cause(
+                "completed",
+                f"texts of {activity['kernels_completed']} kernels, which a slim restore leaves out, were made again"
+                " for who asked: --slim off restores them",
+            )
         )
     if activity["choices_kept"]:
         notes.append(

@@ -162,7 +162,7 @@ class _Finder:
         argv = self.argv
         program = find_program(argv[0], self.environ)
         if program is None:
-            raise self.unknown(f"{argv[0]} is not found")
+            raise self.unknown(_missing(argv[0]))
         options, at = [], 1
         while at < len(argv) and argv[at].startswith("-") and argv[at] not in ("-", "--"):
             letters = argv[at][1:]
@@ -255,7 +255,7 @@ class _Finder:
         at = self.skip_options(self.argv.index("run") + 1, _MANAGERS[name].split())
         prefix, rest = self.argv[:at], self.argv[at:]
         if find_program(prefix[0], self.environ) is None:
-            raise self.unknown(f"{prefix[0]} is not found")
+            raise self.unknown(_missing(prefix[0]))
         if not rest:
             raise self.unknown(f"{name} run names no program")
         script = rest[0] if rest[0].endswith(".py") else ""
@@ -274,7 +274,7 @@ class _Finder:
         if path is None and self.in_shell:
             return self.assumed(f"{self.argv[0]} is no program, perhaps the shell's own word")
         if path is None:
-            raise self.unknown(f"{self.argv[0]} is not found")
+            raise self.unknown(_missing(self.argv[0]))
         name = os.path.basename(path)
         if name == "cachehome" and "run" in self.argv[1:]:
             self.after_dashes()
@@ -404,3 +404,13 @@ def _has_block(path: str) -> bool:
             return bool(_SCRIPT_BLOCK.search(file.read(1 << 16)))
     except OSError:
         return False
+
+
+def _missing(program: str) -> str:
+    """Why *program* can't be started, as far as its name tells."""
+    there = os.sep in program and os.path.exists(program)
+    return (
+        f"{program} can't be executed: chmod +x, or name its interpreter"
+        if there
+        else f"{program} is not found"
+    )

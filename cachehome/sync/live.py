@@ -82,7 +82,8 @@ class Live:
 
     def write_restored(self, record: Record) -> None:
         """Keep how a restore ended."""
-        details = {name: record.details.get(name) for name in ("message", "directories", "relocated")}
+        told = ("message", "directories", "relocated", "profile_fallback")
+        details = {name: record.details[name] for name in told if name in record.details}
         self._store("restored", {"outcome": record.outcome, "reason": record.reason, "details": details})
 
     def now_ns(self) -> int:

@@ -455,6 +455,34 @@ def test_require_warm(node):
     assert node.run("run", "--", "echo", "ran", CACHEHOME_REQUIRE_WARM="inductor").stdout == "ran\n"
 
 
+@pytest.mark.parametrize(
+    "why",
+    [{"CACHEHOME_STORE": "-"}, {"CACHEHOME_STORE": "-", "CACHEHOME_STROE": "/s"}, {"CACHEHOME_RESTORE": "off"},
+     {"CACHEHOME": "0"}],
+)  # fmt: skip
+def test_require_warm_where_nothing_can_be_restored(node, why):
+    """A gate that a misspelt variable opens is none."""
+    ended = node.run("run", "--", "echo", "ran", CACHEHOME_REQUIRE_WARM="inductor", **why)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "require_warm: inductor: no warm start (" in ended.stderr
+
+
+@pytest.mark.parametrize("option", ["--families", "--require-warm"])
+def test_a_family_that_no_catalogue_has_is_wrong_usage(node, option):
+    ended = node.run("run", option, "tritn", "--", "echo", "ran")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"{option}: 'tritn' is not in the catalogue: " in ended.stderr
+
+
+def test_a_switch_that_is_ignored_is_ignored_by_all(node):
+    node.run("run", "--", "sh", "-c", write(1))
+    node.wipe()
+    ended = node.run("run", "--", "echo", "ran", CACHEHOME="yes")
+    assert (ended.returncode, ended.stdout) == (0, "ran\n")
+    assert ended.stderr.count("ignored: ") == 1, ended.stderr
+    assert "restore: hit" in ended.stderr
+
+
 def test_a_job_whose_identity_cannot_be_known_keeps_its_home(node):
     ended = node.run("run", "--", "sh", "-c", 'echo "$TRITON_CACHE_DIR"', CACHEHOME_IDENTITY="/no/such/file")
     assert "/local/torchinductor/triton" in ended.stdout

@@ -176,6 +176,34 @@ def test_settings_and_identity_can_be_given(node, tmp_path):
     assert (node.store / "cachehome-v1" / identity.build_key / "profiles" / "given").is_dir()
 
 
+def test_the_profile_is_what_the_driver_says_of_itself(node):
+    """As `run` would have it; a name that is set is taken instead."""
+    script = node.script(
+        "import cachehome; print(cachehome.Session(handlers=False).start().records[0].profile)"
+    )
+
+    def profile(*arguments: str, **environ: str) -> str:
+        variables = {**node.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), **environ}
+        del variables["CACHEHOME_IDENTITY"]
+        found = subprocess.run(
+            [sys.executable, script, *arguments], env=variables, capture_output=True, text=True, check=True
+        )  # fmt: skip
+        return found.stdout.strip()
+
+    one = profile("--layers", "8")
+    assert len(one) == 64
+    assert profile("--layers", "8") == one
+    assert profile("--layers", "9") != one
+    assert profile("--layers", "8", CACHEHOME_PROFILE="train") == "train"
+
+
+def test_require_warm_without_a_store(node):
+    with pytest.raises(NotWarm, match="no store is set"):
+        cachehome.Session(
+            Settings(require_warm=("inductor",)), environ={"HOME": str(node.home)}, handlers=False
+        ).start()
+
+
 # -- slots
 
 

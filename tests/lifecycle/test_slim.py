@@ -51,6 +51,24 @@ def test_the_default(node, hook, seen):
     assert whole == [1, cold]
 
 
+def test_who_asks_for_texts_keeps_a_warm_start(node, hook):
+    """Making them again is no work of the job's, and no variable that we set meanwhile is a change of its user's."""
+    pytest.importorskip("triton")
+    who = Identity({"schema": 1}, {"name": "slim"}, {interpreter.HOOK: "seen"})
+    (node.directory / "who.json").write_text(who.to_json())
+    environ = {"CACHEHOME_IDENTITY": str(node.directory / "who.json"), "CACHEHOME_DIAGNOSTICS": "1"}
+    job = ["run", "--", sys.executable, "-W", "ignore", node.script(JOB)]
+    node.run(*job, **environ)
+    node.wipe()
+    for path in node.reports.glob("activity-*"):
+        path.unlink()
+    node.run(*job, **environ)
+    report = node.run("report", str(node.reports), "--assert-warm", **environ)
+    assert report.returncode == 0, report.stdout
+    assert "texts of 1 kernels, which a slim restore leaves out, were made again" in report.stdout
+    assert "became" not in report.stdout
+
+
 def test_the_hook_is_seen_where_it_runs(node, hook):
     """In an interpreter that is asked, by what it has done there."""
 

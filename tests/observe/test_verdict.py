@@ -102,6 +102,15 @@ def test_restored_and_unused_is_inert(write: Write, counts: dict[str, float]) ->
     assert "restored to /live, but inductor used /engine" in found.line()
 
 
+def test_a_first_start_from_another_profile_is_cold(write: Write) -> None:
+    """Nobody has said that this profile's graphs would be there."""
+    record = {"outcome": "hit", "details": {"profile_fallback": "serve", "directories": {}}}
+    found = verdict_of(write({"fx_hits": 0, "fx_misses": 1}), record)
+    assert found.state == "cold"
+    assert "borrowed" in kinds(found)
+    assert "restored from the profile serve" in found.line()
+
+
 def test_an_engine_that_replaces_the_variable_is_named(write: Write) -> None:
     moved = {"event": "directories", "inductor": "/vllm/inductor", "triton": "/live/triton"}
     found = verdict_of(write(COLD, moved), HIT)
