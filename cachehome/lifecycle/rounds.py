@@ -31,6 +31,9 @@ class Round:
         self.slots = list(slots)
         self.records = list(records)
 
+    def __repr__(self) -> str:
+        return f"Round({self.kind}, {self.slots}: {'; '.join(record.line() for record in self.records)})"
+
     @property
     def done(self) -> bool:
         """Whether everything that was there when it began is in the store."""
