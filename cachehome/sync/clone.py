@@ -7,7 +7,8 @@
 
 Linked is only what its compiler never writes into: Triton and torch write those files under a temporary name and
 rename them, so that a worker which compiles one again gets a file of its own. A linker writes libraries in place, and
-torch wrote its tuning results so. Only what was verified and is untouched since then comes over; what is there stays.
+torch wrote its tuning results so. Only what was verified and is untouched comes over: it is looked at once more when
+all have it. A directory that holds anything already is no target: what lies there is a restore's matter.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+import stat
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachehome.store.manifest import File
 from cachehome.sync import parallel, portable
 from cachehome.sync.live import Live, Stamp, trouble
 from cachehome.sync.record import Phases, Record
-from cachehome.sync.scan import LocalFile, scan
+from cachehome.sync.scan import OWN, LocalFile, scan
 from cachehome.sync.stage import Target, fill
-from cachehome.sync.table import Table, known, row, sha256_of
+from cachehome.sync.table import Table, known, row, sha256_of, status
 
 if TYPE_CHECKING:
     from cachehome.families import Family
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 # Family -> beginnings of the entries whose files are only ever replaced. Of others nobody knows.
 _REPLACED = {"triton": ("",), "inductor": ("fxgraph/", "aotautograd/")}
 _HERE = "@"  # stands for the directory in a group that is to be written; no child's name holds a "/"
+_PART = 64  # entries that are looked at together
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -62,16 +65,18 @@ class _Model(NamedTuple):
     family: Family
     live: Live
     stamp: Stamp
-    pieces: list[_Piece]
+    pieces: dict[str, _Piece]
+    """By name."""
 
 
 def clone(
     identity: Identity, source: Sequence[Target], targets: Sequence[Mapping[str, str]]
 ) -> list[Record | None]:
     """Fill each of *targets* (family to path) with what was restored into *source*. None for one that can't be filled:
-    it belongs to another build, is not to be trusted, or failed.
+    it belongs to another build, holds something, is not to be trusted, or failed.
 
-    Raises ValueError if *source* was not restored for this build, OSError if it can't be read.
+    Raises ValueError if *source* was not restored for this build, or holds what nobody has verified; OSError if it
+    can't be read.
     """
     phases = Phases()
     with phases("clone"):
@@ -84,7 +89,46 @@ def clone(
         except (OSError, ValueError):
             return None
 
-    return [found and Record(**found) for found in parallel.each(one, range(len(targets)))]
+    found = [told and Record(**told) for told in parallel.each(one, range(len(targets)))]
+    for model, name in _changed(models):
+        for record, target in zip(found, targets, strict=True):
+            if record and model.family.name in target:
+                _take_back(Live(target[model.family.name]), model.pieces[name])
+    return found
+
+
+def _changed(models: Sequence[_Model]) -> list[tuple[_Model, str]]:
+    """Entries of which a file is not, or no longer, the one that was verified: a worker may be at work over there."""
+
+    def look(part: tuple[int, list[str]]) -> list[str]:
+        model = models[part[0]]
+        return [name for name in part[1] if not _untouched(model, name)]
+
+    parts = [
+        (number, names[at : at + _PART])
+        for number, names in enumerate([list(model.pieces) for model in models])
+        for at in range(0, len(names), _PART)
+    ]
+    looked_at = zip(parts, parallel.each(look, parts), strict=True)
+    return [(models[number], name) for (number, _), names in looked_at for name in names]
+
+
+def _untouched(model: _Model, name: str) -> bool:
+    for path, there in model.pieces[name].rows.items():
+        try:
+            found = os.lstat(f"{model.live.directory}/{path}")
+        except OSError:
+            return False
+        if there != row(sha256_of(there), *status(found)) or not stat.S_ISREG(found.st_mode):
+            return False
+    return True
+
+
+def _take_back(live: Live, piece: _Piece) -> None:
+    """Move what came of *piece* out of the way, and forget it."""
+    with contextlib.suppress(OSError):
+        live.set_aside(piece.name, list(piece.modes), tree=piece.tree)
+        live.write_table({path: one for path, one in live.table().items() if path not in piece.rows})
 
 
 def restored(directories: Mapping[str, str]) -> list[Target]:
@@ -108,16 +152,17 @@ def _model(identity: Identity, source: Target) -> _Model:
     if stamp is None or stamp.build != identity.build_key:
         raise ValueError(f"{live.directory} was not restored for this build")
     replaced = _REPLACED.get(source.family.name, ())
-    pieces = []
+    pieces = {}
 
     def add(name: str, files: Sequence[LocalFile | File]) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            pieces.append(_piece(live, name, files, table, name.startswith(replaced)))
+        with contextlib.suppress(OSError):  # it is gone
+            pieces[name] = _piece(live, name, files, table, name.startswith(replaced))
 
     for entry in source.local.values():
-        # Only what was verified: the worker over there may be compiling by now.
         if all(known(table, entry.name + file.suffix, file) for file in entry.files):
             add(entry.name, entry.files)
+        elif entry.newest_ns <= stamp.restored_ns:  # else it is the work of the worker over there
+            raise ValueError(f"nobody has verified {live.directory}/{entry.name}")
     for stored, suffixes in source.moved:
         add(stored.name, [file for file in stored.files if file.suffix in suffixes])
     return _Model(source.family, live, stamp, pieces)
@@ -160,7 +205,8 @@ class _Clone:
         self.begin = begin
         self.models = [model for model in models if model.family.name in target]
         self.target = target
-        self.entries = self.files = self.size = 0
+        self.families = {model.family.name: 0 for model in self.models}
+        self.files = self.size = 0
 
     def record(self) -> Record:
         """Fill it. Raises ValueError if it is not ours to fill, OSError."""
@@ -173,41 +219,56 @@ class _Clone:
                 problem = trouble(here.directory)
                 if problem or (mine is not None and mine.build != self.identity.build_key):
                     raise ValueError(problem or f"{here.directory} belongs to another build")
+                self._check_empty(here)
                 here.make()
-                present = scan(model.family, here.directory)
-                self._fill(model, here, present)
-                whole = mine.whole if mine else not present
+                self._fill(model, here)
                 there = model.stamp
                 generation = there.generation if there.generation is not None else generation
                 here.write_stamp(
-                    Stamp(self.identity.build_key, whole, here.now_ns(), there.generation, there.manifest)
+                    Stamp(self.identity.build_key, True, here.now_ns(), there.generation, there.manifest)
                 )
-        return Record(
+        record = Record(
             "restore",
             "hit",
             "cloned",
             self.identity.build_key,
             self.identity.profile_key,
             generation,
-            self.entries,
+            sum(self.families.values()),
             self.files,
             self.size,
             seconds=phases.seconds,
             details={
                 "from": {model.family.name: model.live.directory for model in self.models},
                 "directories": dict(self.target),
+                "families": self.families,
             },
         )
+        if self.models:
+            with contextlib.suppress(OSError):
+                Live(self.target[self.models[0].family.name]).write_restored(record)
+        return record
 
-    def _fill(self, model: _Model, here: Live, present: Collection[str]) -> None:
-        table = here.table()
+    def _check_empty(self, here: Live) -> None:
+        """Raise ValueError if there is anything in the directory but our own, and directories of other families."""
+        others = {os.path.realpath(path) for path in self.target.values()}
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(here.directory):
+                path = f"{here.directory}/{name}"
+                below = any(other == path or other.startswith(f"{path}/") for other in others)
+                if name != OWN and not (below and stat.S_ISDIR(os.lstat(path).st_mode)):
+                    raise ValueError(f"{path} is there already")
+
+    def _fill(self, model: _Model, here: Live) -> None:
+        table: Table = {}
         staging = here.staging()
         try:
             with _Hands(model, here, staging) as hands:
-                first = int(self.begin * len(model.pieces))
-                for piece in itertools.chain(model.pieces[first:], model.pieces[:first]):
-                    if piece.name not in present and hands.bring(piece, table):
-                        self.entries += 1
+                pieces = list(model.pieces.values())
+                first = int(self.begin * len(pieces))
+                for piece in itertools.chain(pieces[first:], pieces[:first]):
+                    if hands.bring(piece, table):
+                        self.families[model.family.name] += 1
                         self.files += len(piece.modes)
                         self.size += piece.size
         finally:

@@ -64,6 +64,7 @@ def restore(
         raise
     except OSError as error:
         record = work.failed(error)
+    work.note(record)
     return then(record, work.targets)
 
 
@@ -141,11 +142,17 @@ class _Restore(Work):
             with self.phases("stamp"):
                 for target in self.targets:
                     self._stamp(target, result)
-                self.targets[0].live.write_restored(result)
         if self.used is not None:
             with self.phases("touch"):  # last: a store that can't be written to must cost nothing but this
                 self.used()
         return result
+
+    def note(self, record: Record) -> None:
+        """Leave how it ended in the directory, for whoever asks later why a start was not warm."""
+        for target in self.targets[:1]:
+            with contextlib.suppress(OSError):
+                if not trouble(target.live.directory) and os.path.isdir(target.live.own):
+                    target.live.write_restored(record)
 
     def _restore(self, number: int | None) -> Record:
         if not self.settings.restore:

@@ -19,7 +19,7 @@ from cachehome.store.pack import Layout, check_frame, decompressor, named
 from cachehome.sync import parallel, portable
 from cachehome.sync.live import Live
 from cachehome.sync.scan import LocalEntry
-from cachehome.sync.table import Table, row
+from cachehome.sync.table import Table, row, status
 
 _READ = 4 << 20  # stored bytes that a worker reads at once
 # The cost of a task, in raw bytes and what creating a file is worth in them: enough that opening a pack does not count,
@@ -236,7 +236,7 @@ def fill(descriptor: int, parts: Iterable[bytes | memoryview]) -> tuple[int, int
         found = os.fstat(descriptor)
     finally:
         os.close(descriptor)
-    return found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode & 0o777
+    return status(found)
 
 
 def _stream(frames: _Frames, layout: Layout, place: Place) -> Iterator[memoryview]:

@@ -43,6 +43,11 @@ def row(sha256: str, size: int, mtime_ns: int, inode: int, mode: int) -> str:
     return f"{sha256} {size} {mtime_ns} {inode} {mode}"
 
 
+def status(found: os.stat_result) -> tuple[int, int, int, int]:
+    """What of a file's status its row holds."""
+    return found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode & 0o777
+
+
 def sha256_of(row: str) -> str:
     """The hash that the row of a file tells."""
     return row[:_HASH]

@@ -131,14 +131,94 @@ def test_nobody_writes_into_the_file_of_another(first, worker, identity):
     assert tree(first) == before
 
 
-def test_what_is_there_stays(first, worker, identity):
+def full(directory: Path) -> None:
+    (directory / "k").mkdir(parents=True)
+
+
+def linked(directory: Path) -> None:
+    """A link through which a clone would write elsewhere."""
+    elsewhere = directory.parent / "elsewhere"
+    elsewhere.mkdir(parents=True)
+    directory.mkdir()
+    (directory / "fxgraph").symlink_to(elsewhere)
+
+
+def halved(directory: Path) -> None:
+    """Half a kernel, which only a restore sets right."""
+    (kernel(directory / "triton") / "k.cubin").unlink()
+
+
+@pytest.mark.parametrize("before", [full, linked, halved])
+def test_what_holds_anything_is_a_restore_s_matter(first, worker, identity, before):
     second = worker("rank1")
-    kernel(Path(second["triton"]))
-    mine = Path(second["triton"], KERNEL, "k.cubin")
-    mine.write_bytes(b"mine")
-    clone(identity, restored(first), [second])
-    assert mine.read_bytes() == b"mine"
+    Path(second["inductor"]).parent.mkdir(parents=True)
+    before(Path(second["inductor"]))
+    assert clone(identity, restored(first), [second]) == [None]
+    assert not os.listdir(Path(second["inductor"]).parent / "elsewhere") if before is linked else True
+
+
+def test_what_nobody_has_verified_is_a_restore_s_matter(first, worker, settings, identity):
+    """A restore that found the files there already has not looked into them."""
+    second = worker("rank1")
+    restore(settings, identity, first)
+    for path in Path(first["inductor"]).rglob(".cachehome/files"):
+        path.unlink()
+    with pytest.raises(ValueError, match="nobody has verified"):
+        clone(identity, restored(first), [second])
+
+
+def replaced_file(tree: Path) -> None:
+    (tree / "tmp").write_bytes(b"other bytes")
+    os.replace(tree / "tmp", tree / "k.cubin")
+
+
+def cut_file(tree: Path) -> None:
+    os.truncate(tree / "k.cubin", 3)
+
+
+def fifo(tree: Path) -> None:
+    (tree / "k.cubin").unlink()
+    os.mkfifo(tree / "k.cubin")
+
+
+def link(tree: Path) -> None:
+    (tree / "k.cubin").unlink()
+    (tree / "k.cubin").symlink_to("/etc/passwd")
+
+
+def another_kernel(tree: Path) -> None:
+    tree.rename(tree.parent / "aside")
+    kernel(tree.parent / "other", KERNEL)
+    tree.symlink_to(tree.parent / "other" / KERNEL)
+
+
+def other_group(tree: Path) -> None:
+    paths = {child: str(tree / child) for child in ("k.cubin", "k.json")}
+    (tree / "__grp__k.json").write_text(json.dumps({"child_paths": dict(reversed(paths.items()))}))
+
+
+@pytest.mark.parametrize("happen", [replaced_file, cut_file, fifo, link, another_kernel, other_group])
+def test_what_changes_between_restore_and_clone_does_not_come(
+    first, worker, settings, identity, happen, tmp_path
+):
+    """A worker is at work in the directory that is cloned from."""
+    source, second = worker("rank0-again"), worker("rank1")
+    targets = []
+    restore(settings, identity, source, then=lambda record, found: targets.extend(found) or record)
+    happen(Path(source["triton"], KERNEL))
+    (record,) = clone(identity, targets, [second])
+    assert record.outcome == "hit"
+    assert not any(KERNEL in path for path in tree(second))
+    assert not any(KERNEL in path for path in Live(second["triton"]).table())
     assert tree(second)["ab/c2.py"] == b"x = 1\n"
+
+
+def test_a_clone_tells_what_it_brought(first, worker, identity):
+    second = worker("rank1")
+    (record,) = clone(identity, restored(first), [second])
+    assert record.details["families"] == {"inductor": 4, "triton": 1}
+    note = json.loads(Path(second["inductor"], ".cachehome/restored").read_text())
+    assert (note["outcome"], note["reason"]) == ("hit", "cloned")
 
 
 def test_what_has_changed_since_it_was_verified_does_not_come(first, worker, identity):
