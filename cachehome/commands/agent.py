@@ -159,7 +159,11 @@ def _renew(args: argparse.Namespace, settings: Settings) -> int:
     claims = _claims(args, settings)
     for path in claims.values():
         agent.Lease(path).renew()
-    return 0 if any(map(agent.working, claims)) else 3
+    if any(map(agent.working, claims)):
+        return 0
+    whose = f"that works has a claim {_name(args)!r}"
+    output.talk(f"cachehome: no agent of this node {whose}: `cachehome agent start` starts one")
+    return 3
 
 
 def _release(args: argparse.Namespace, settings: Settings) -> int:
@@ -220,6 +224,8 @@ def _status(args: argparse.Namespace, settings: Settings) -> int:
             output.lines(
                 f"{one['state']}  pid {one['pid']}  {one['rounds']} rounds  claims: {claims}  {one['live']}"
             )
+    if not agents:
+        output.talk("cachehome: no agent has worked here: `cachehome agent start` starts one")
     return 0 if any(one["state"] == "ready" for one in agents) else 3
 
 
