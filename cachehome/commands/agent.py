@@ -118,6 +118,7 @@ def _start(args: argparse.Namespace, place: Place) -> int:
 def _print_variables(args: argparse.Namespace, place: Place, heartbeat: str, pid: int | None) -> None:
     if args.shell == "sh":
         output.lines(*(f"export {name}={shlex.quote(value)}" for name, value in place.variables.items()))
+        output.talk(f"cachehome: when the agent has ended: unset {' '.join(place.variables)}")
     elif args.shell == "slurm":
         output.lines(*(f"export {name}={value}" for name, value in place.variables.items()))
     elif args.json:
