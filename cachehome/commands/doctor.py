@@ -34,7 +34,9 @@ _LIBRARIES = ("zstandard",)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("place", nargs="?", default="", metavar="STORE", help="a directory, or its file:// URL")
+    parser.add_argument(
+        "place", nargs="?", default="", metavar="STORE", help="a directory, or its file:// URL"
+    )
     parser.add_argument(
         "--stress", type=numbers.seconds, default=None, metavar="SECONDS", help="drills, and load for so long"
     )
