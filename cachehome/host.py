@@ -1,9 +1,7 @@
-"""What of a machine decides whether files may be shared, beyond what the start-up hook can read in one
-glance.
+"""Owns the table of x86 features that generated code can use, and the sources of them other than Linux's modalias.
 
-Owns the table of x86 features that generated code can use, and the sources of them other than Linux's
-modalias. All sources give the same answer, so that a container without `/sys` has the directories of its
-host.
+They decide whether machines may share files; the start-up hook reads the modalias alone. All sources give the same
+answer, so that a container without `/sys` has the directories of its host.
 """
 
 from __future__ import annotations

@@ -13,8 +13,6 @@ from pathlib import Path
 
 PAGES = Path(__file__).resolve().parent / "reference"
 sys.path.insert(0, str(PAGES.parents[1]))
-# Settings that are read and checked, but that no code acts on in this version.
-NOT_YET = ("heartbeat_interval_seconds",)
 NOTE = "<!-- made by docs/generate.py from {source}: change it there -->\n\n"
 
 
@@ -63,11 +61,11 @@ what is allowed; the start-up hook ignores it, and `cachehome status` shows it. 
 table says so.
 
 {table(["key", "variable", "default", "allowed", "meaning"], rows)}
-No effect in this version: {", ".join(map(code, NOT_YET))}. Its stores are directories (an absolute path or `file://`); of several, only
-the last one, the authority, is used.
+The stores of this version are directories (an absolute path or `file://`): `s3://`, `gs://` and `az://` are read, and refused when they are
+used. Of several, only the last one, the authority, is used.
 
-Three more variables are no settings: `CACHEHOME_CONFIG` (the file), `CACHEHOME_DEBUG` (the hook prints what it would otherwise
-swallow), and `CACHEHOME_APPLIED`, which cachehome itself sets for its children: leave it alone.
+Three more variables are no settings: `CACHEHOME_CONFIG` (the file), `CACHEHOME_DEBUG` (errors of our own that are otherwise swallowed are
+printed), and `CACHEHOME_APPLIED`, which cachehome itself sets for its children: leave it alone.
 
 ```toml
 [compiler_cache]

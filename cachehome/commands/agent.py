@@ -118,6 +118,7 @@ def _start(args: argparse.Namespace, place: Place) -> int:
 def _print_variables(args: argparse.Namespace, place: Place, heartbeat: str, pid: int | None) -> None:
     if args.shell == "sh":
         output.lines(*(f"export {name}={shlex.quote(value)}" for name, value in place.variables.items()))
+        output.talk(f"cachehome: when the agent has ended: unset {' '.join(place.variables)}")
     elif args.shell == "slurm":
         output.lines(*(f"export {name}={value}" for name, value in place.variables.items()))
     elif args.json:
@@ -159,7 +160,11 @@ def _renew(args: argparse.Namespace, settings: Settings) -> int:
     claims = _claims(args, settings)
     for path in claims.values():
         agent.Lease(path).renew()
-    return 0 if any(map(agent.working, claims)) else 3
+    if any(map(agent.working, claims)):
+        return 0
+    whose = f"that works has a claim {_name(args)!r}"
+    output.talk(f"cachehome: no agent of this node {whose}: `cachehome agent start` starts one")
+    return 3
 
 
 def _release(args: argparse.Namespace, settings: Settings) -> int:
@@ -220,6 +225,8 @@ def _status(args: argparse.Namespace, settings: Settings) -> int:
             output.lines(
                 f"{one['state']}  pid {one['pid']}  {one['rounds']} rounds  claims: {claims}  {one['live']}"
             )
+    if not agents:
+        output.talk("cachehome: no agent has worked here: `cachehome agent start` starts one")
     return 0 if any(one["state"] == "ready" for one in agents) else 3
 
 

@@ -6,7 +6,7 @@ import argparse
 import os
 
 from cachehome import agreement
-from cachehome.commands import output
+from cachehome.commands import numbers, output
 from cachehome.identity import identity
 from cachehome.settings import Settings
 
@@ -20,12 +20,18 @@ SETTINGS = ("profile", "build_key", "image", "sources", "identity")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIRECTORY", help="a directory that every node can write")
-    parser.add_argument("--nodes", type=_count, required=True, metavar="N", help="how many nodes must agree")
+    parser.add_argument(
+        "--nodes", type=numbers.count, required=True, metavar="N", help="how many nodes must agree"
+    )
     parser.add_argument(
         "--name", metavar="NAME", help="this node's name in the table (default: its host name)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="SECONDS", help="how long to wait (default: 300)"
+        "--timeout",
+        type=numbers.seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long to wait (default: 300)",
     )
 
 
@@ -54,10 +60,3 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
             f"{len(found)} nodes agree: build {mine.build_key[:16]}, profile {mine.profile_key[:16]}"
         )
     return 0
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number

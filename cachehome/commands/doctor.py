@@ -7,8 +7,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from cachehome.commands import output
-from cachehome.errors import CacheHomeError, StoreError
+from cachehome.commands import numbers, output
+from cachehome.errors import CacheHomeError, ConfigError, StoreError, missing_extra
 from cachehome.settings import Settings
 from cachehome.store import probe
 from cachehome.store.probe import FAIL, OK, WARN, Finding
@@ -34,22 +34,33 @@ _LIBRARIES = ("zstandard",)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("place", nargs="?", default="", metavar="STORE", help="a directory or a URL")
     parser.add_argument(
-        "--stress", type=float, default=None, metavar="SECONDS", help="drills, and load for so long"
+        "place", nargs="?", default="", metavar="STORE", help="a directory, or its file:// URL"
+    )
+    parser.add_argument(
+        "--stress", type=numbers.seconds, default=None, metavar="SECONDS", help="drills, and load for so long"
     )
     parser.add_argument("--join", action="store_true", help="take part in what another host has begun")
     parser.add_argument(
-        "--writers", type=int, default=12, metavar="N", help="publishers at a time (%(default)s)"
+        "--writers", type=numbers.count, default=12, metavar="N", help="publishers at a time (%(default)s)"
     )
-    parser.add_argument("--readers", type=int, default=4, metavar="N", help="readers (%(default)s)")
+    parser.add_argument("--readers", type=numbers.count, default=4, metavar="N", help="readers (%(default)s)")
     parser.add_argument(
-        "--grace", type=float, default=4.0, metavar="SECONDS", help="retention while stressing (%(default)s)"
+        "--grace",
+        type=numbers.seconds,
+        default=4.0,
+        metavar="SECONDS",
+        help="retention while stressing (%(default)s)",
     )
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
     stresses = args.stress is not None
+    if args.join and not args.stress:
+        raise ConfigError("doctor: --join takes part in a load: say for how long with --stress SECONDS")
+    if stresses:
+        for library in _missing():
+            raise missing_extra(library, "sync")
     findings: list[Finding] = [] if stresses else _here(settings)
     place = args.place or (settings.store[-1] if settings.store else "")
     drilled: list[Outcome] = []
@@ -89,18 +100,27 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     return 0 if sound else 1
 
 
+def _missing() -> list[str]:
+    """The libraries that a store needs and that are not here."""
+    missing = []
+    for library in _LIBRARIES:
+        try:
+            importlib.import_module(library)
+        except ImportError:
+            missing.append(library)
+    return missing
+
+
 def _here(settings: Settings) -> list[Finding]:
     from cachehome.commands import status
 
     facts = status.status(settings)
     root = facts["root"]
     findings = [Finding("root", OK if root else WARN, f"{root or 'none'}: {facts['reason']}")]
+    if facts["active"]["on"] and not facts["hook"]["installed"]:
+        findings.append(Finding("hook", WARN, status.NO_HOOK))
     findings += [Finding("settings", FAIL, problem) for problem in facts["problems"]]
-    for library in _LIBRARIES:
-        try:
-            importlib.import_module(library)
-        except ImportError:
-            findings.append(Finding(library, FAIL, "it is not installed: pip install 'cachehome[sync]'"))
+    findings += [Finding(library, FAIL, str(missing_extra(library, "sync"))) for library in _missing()]
     findings += [Finding("note", WARN, note) for note in facts["notes"]]
     findings += [Finding("skipped", WARN, f"{row['what']}: {row['why']}") for row in facts["skipped"]]
     if facts["too_late"]:

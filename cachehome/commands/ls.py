@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from cachehome.commands import output
-from cachehome.commands.store_arguments import open_store
+from cachehome.commands.store_arguments import builds_of, open_store
 from cachehome.errors import IntegrityError, NotInStore
 from cachehome.settings import Settings
 from cachehome.store.store import Store
@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
     store = open_store(settings)
-    builds = [_build(store, build) for build in store.builds() if build.startswith(args.build)]
+    builds = [_build(store, build) for build in builds_of(store, args.build)]
     if args.json:
         output.as_json({"store": store.url, "builds": builds})
     else:

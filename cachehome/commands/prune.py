@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cachehome.commands import output
-from cachehome.commands.store_arguments import open_store
+from cachehome.commands.store_arguments import builds_of, open_store
 from cachehome.errors import CommitConflict
 from cachehome.settings import Settings
 from cachehome.store import gc
@@ -58,8 +58,7 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         )
     builds = [
         _build(store, build, rules, settings, args.dry_run, args.compact)
-        for build in store.builds()
-        if build.startswith(args.build)
+        for build in builds_of(store, args.build)
     ]
     totals = {
         key: sum(build[key] for build in builds)

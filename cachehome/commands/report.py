@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING, Any
 
 from cachehome.commands import output
+from cachehome.errors import CacheHomeError, ConfigError
 from cachehome.settings import Settings
 
 if TYPE_CHECKING:
@@ -31,7 +33,14 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
 
     directory = args.directory or settings.report_dir
     directories = [directory] if directory else _live(settings)
-    parts = read_parts(directory) if directory else []
+    if os.path.exists(directory) and not os.path.isdir(directory):
+        raise ConfigError(f"report: {directory} is not a directory: name the one that report_dir named")
+    try:
+        parts, left_out = read_parts(directory) if directory else ([], [])
+    except OSError as error:
+        raise CacheHomeError(f"report: {directory} can't be read: {error.strerror}", path=directory) from None
+    for path in left_out:
+        output.talk(f"cachehome: left out, since it is no report of this version: {path}")
     reports = merge(parts)
     starts, rounds = reports[STARTS]["workers"], reports[PROGRESS]["rounds"]
     runs = all_runs.load(directories, starts)
@@ -46,7 +55,12 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     if args.html:
         _write(args.html, starts, rounds, runs)
     if not parts and not runs:
-        output.talk(f"cachehome: no reports in {', '.join(directories) or 'any directory'}")
+        where = directory or "the live directories of this machine"
+        output.talk(f"cachehome: nothing was reported in {where}")
+        output.talk(
+            "cachehome: set CACHEHOME_DIAGNOSTICS=1 for what a run uses, report_dir (CACHEHOME_REPORT_DIR) for what it"
+            " restores and publishes"
+        )
     if args.assert_warm:
         return _gate(runs, settings)
     return 0 if parts or runs else 3
@@ -78,7 +92,6 @@ def _gate(runs: list[Run], settings: Settings) -> int:
 
 
 def _write(path: str, starts: list[dict[str, Any]], rounds: list[dict[str, Any]], runs: list[Run]) -> None:
-    from cachehome.errors import CacheHomeError
     from cachehome.observe.page import page
 
     try:

@@ -20,6 +20,7 @@ DESCRIPTION = """Restore, run COMMAND with the variables of all families set, pu
 The exit code, streams and signals are COMMAND's own; 126 and 127 as in a shell. Talk is on stderr: one line
 before
 COMMAND starts, one after it. Nothing here fails COMMAND, except a miss of what --require-warm names."""
+OWN_OUTPUT = True  # stdout is COMMAND's: no --json
 LENIENT = True  # a wrong variable or file costs the warm start, not the run
 SETTINGS = (
     "store",

@@ -15,6 +15,7 @@ from cachehome.settings import Settings
 DESCRIPTION = "Say where the compile caches of this environment lie, who said so, how large they are."
 SETTINGS = ("families", "local", "slot", "slim")
 LENIENT = True
+NO_HOOK = f"not installed for {sys.executable}: use `import cachehome.activate` or `cachehome env`"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -174,7 +175,7 @@ def _text(document: dict[str, Any]) -> list[str]:
         )
     places = [os.path.join(site, switch.HOOK) for site in hook["installed"]]
     if not places:
-        installed = f"not installed for {sys.executable}: use `import cachehome.activate` or `cachehome env`"
+        installed = NO_HOOK
     else:
         installed = f"{', '.join(places)} ({'ran' if hook['ran'] else 'did not run'} in this process)"
     lines = [

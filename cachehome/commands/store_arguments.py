@@ -38,6 +38,16 @@ def one(name: str, found: list[str], what: str) -> str:
     raise NotInStore(f"{told} in the store: `cachehome ls` lists them", name=name)
 
 
+def builds_of(store: Store, prefix: str) -> list[str]:
+    """The builds whose hash begins with *prefix*. Raises `NotInStore` if all there are begin otherwise."""
+    every = store.builds()
+    found = [build for build in every if build.startswith(prefix)]
+    if every and not found:
+        there = ", ".join(build[:8] for build in every[:5]) + (", ..." if len(every) > 5 else "")
+        raise NotInStore(f"no build begins with {prefix} (there are {len(every)}: {there})", name=prefix)
+    return found
+
+
 def named(store: Store, spec: str) -> tuple[str, str, int | None]:
     """(build, profile, number) of `[BUILD/][PROFILE/][NUMBER]`; hashes may be cut short, what is left out is the only
     one, or None."""

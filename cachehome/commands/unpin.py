@@ -46,4 +46,7 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         for row in rows:
             told = row.get("problem") or f"{row['profile']}/{row['generation']}"
             output.lines(f"{row['build'][:8]}/{row['label']}  {told}")
-    return 0 if rows else 3
+    if not rows:
+        output.talk(f"cachehome: nothing is pinned in {store.url}")
+        return 3
+    return 0

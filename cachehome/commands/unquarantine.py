@@ -40,4 +40,7 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         for row in rows:
             told = row.get("problem") or f"{row['entries']} entries  {row['by']}  {row['note']}"
             output.lines(f"{row['build'][:8]}/{row['label']}  {told}".rstrip())
-    return 0 if rows else 3
+    if not rows:
+        output.talk(f"cachehome: nothing is denied in {store.url}")
+        return 3
+    return 0

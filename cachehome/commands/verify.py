@@ -7,7 +7,7 @@ import hashlib
 from typing import Any
 
 from cachehome.commands import output
-from cachehome.commands.store_arguments import open_store
+from cachehome.commands.store_arguments import builds_of, open_store
 from cachehome.errors import IntegrityError, NotInStore
 from cachehome.settings import Settings
 from cachehome.store.manifest import Manifest, Pack
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     store = open_store(settings)
     totals = {"generations": 0, "packs": 0, "files": 0, "bytes": 0, "unnamed_packs": 0}
     problems: list[dict[str, Any]] = []
-    builds = [build for build in store.builds() if build.startswith(args.build)]
+    builds = builds_of(store, args.build)
     for build in builds:
         _build(store, build, totals, problems)
     if args.json:

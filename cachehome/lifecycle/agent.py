@@ -1,4 +1,4 @@
-"""The agent: the same for a node, detached from any one process.
+"""The agent: restores and publishes the caches of a node, detached from any one process. Owns its directory:
 
     ROOT/.node/agent-<key>/       <key> names an identity and the live directories
         lock                      held by the agent that works: there is one, and a second one does no harm

@@ -1,4 +1,4 @@
-"""The JSON reports, below `report_dir`.
+"""The JSON reports, below `report_dir`: owns their files, and what makes a part of them whole.
 
     compiler-cache.json            how each worker started: build, profile, outcome, reason, files, bytes,
                                    seconds by phase
@@ -44,6 +44,9 @@ _MOST_WRITERS = (
     4  # more of them hang in a dead directory, and what they would have told is told by the next one
 )
 _PATIENCE, _LIMIT = 2.0, 60
+# What a part must hold to be shown.
+_FIGURES = {"outcome": str, "reason": str, "files": int, "bytes": int, "seconds": dict}
+_ROUND = _FIGURES | {"kind": str, "began": str, "ended": str, "wall": (int, float)}
 
 
 class Reporter:
@@ -174,20 +177,41 @@ def merge(parts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return {STARTS: {**head, "workers": workers}, PROGRESS: {**head, "rounds": rounds}}
 
 
-def read_parts(directory: str) -> list[dict[str, Any]]:
-    """What the workers wrote; a part that can't be read is left out."""
-    parts = []
+def read_parts(directory: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """What the workers wrote, and the files that are left out, since they can't be read or are no such part.
+
+    Raises OSError where the directory itself can't be read; one that is not there holds nothing."""
+    parts, left_out = [], []
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(os.path.join(directory, WORKERS))):
             if name.endswith(".json"):
-                with (
-                    contextlib.suppress(OSError, ValueError),
-                    open(os.path.join(directory, WORKERS, name), "rb") as file,
-                ):
+                path = os.path.join(directory, WORKERS, name)
+                part: Any = None
+                with contextlib.suppress(OSError, ValueError, RecursionError), open(path, "rb") as file:
                     part = json.loads(file.read())
-                    if isinstance(part, dict) and part.get("version") == VERSION:
-                        parts.append(part)
-    return parts
+                if _whole(part):
+                    parts.append(part)
+                else:
+                    left_out.append(path)
+    return parts, left_out
+
+
+def _whole(part: Any) -> bool:
+    """Whether *part* holds what the reports are made of."""
+    return (
+        _has(part, {"worker": str, "build": str, "rounds": list})
+        and part.get("version") == VERSION
+        and (part.get("start") is None or _has(part["start"], _FIGURES))
+        and all(_has(row, _ROUND) for row in part["rounds"])
+    )
+
+
+def _has(value: Any, fields: Mapping[str, Any]) -> bool:
+    return (
+        isinstance(value, dict)
+        and all(isinstance(value.get(name), kind) for name, kind in fields.items())
+        and all(isinstance(seconds, (int, float)) for seconds in value.get("seconds", {}).values())
+    )
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -205,7 +229,7 @@ def main(directory: str) -> int:
     part = json.load(sys.stdin)
     os.makedirs(os.path.join(directory, WORKERS), exist_ok=True)
     write_json(os.path.join(directory, WORKERS, f"{part['worker']}.json"), part)
-    parts = read_parts(directory)
+    parts, _ = read_parts(directory)
     if len(parts) <= _MOST or not part["rank"]:
         for name, report in merge(parts).items():
             write_json(os.path.join(directory, name), report)

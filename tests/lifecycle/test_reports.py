@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 
 import pytest
@@ -110,3 +111,54 @@ def test_a_report_directory_that_hangs_holds_nobody_up(node, hung):
     with cachehome.Session(environ=environ, handlers=False):
         pass
     assert time.monotonic() - began < 60
+
+
+def test_parts_that_are_no_parts_are_named(node):
+    node.run("run", "--", "true")
+    (good,) = (node.reports / "workers").iterdir()
+    part = json.loads(good.read_text())
+    wrong = {
+        "bare": {key: value for key, value in part.items() if key != "rounds"},
+        "list": [1],
+        "row": part | {"rounds": [{"kind": "final"}]},
+        "seconds": part | {"start": part["start"] | {"seconds": {"scan": "long"}}},
+    }
+    for name, document in wrong.items():
+        (node.reports / "workers" / f"{name}.json").write_text(json.dumps(document))
+    shown = node.run("report", "--html", str(node.directory / "page.html"))
+    assert (shown.returncode, "no_published_generation" in shown.stdout) == (0, True)
+    told = [line.rpartition(": ")[2] for line in shown.stderr.splitlines()]
+    assert told == [str(node.reports / "workers" / f"{name}.json") for name in sorted(wrong)]
+
+
+def test_a_file_is_no_report_directory(node):
+    script = node.script("pass")
+    shown = node.run("report", script)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr.startswith(f"cachehome: report: {script} is not a directory")
+    assert len(shown.stderr.splitlines()) == 1
+
+
+def test_a_report_directory_of_somebody_else(tmp_path, capsys):
+    if os.geteuid() != 0:
+        pytest.skip("only root may become somebody else")
+    from cachehome import cli
+    from cachehome.observe import runs  # noqa: F401 - the child may not be able to read it
+
+    tmp_path.chmod(0o700)
+    os.seteuid(65534)
+    try:
+        code = cli.main(["report", "--report-dir", str(tmp_path)])
+    finally:
+        os.seteuid(0)
+    assert code == 1
+    assert capsys.readouterr().err == f"cachehome: report: {tmp_path} can't be read: Permission denied\n"
+
+
+def test_nothing_reported_leads_on(node):
+    for words in (["report"], ["report", str(node.directory)]):
+        shown = node.run(*words, CACHEHOME_REPORT_DIR="-")
+        lines = shown.stderr.splitlines()
+        assert (shown.returncode, shown.stdout, len(lines)) == (3, "", 2)
+        assert "CACHEHOME_DIAGNOSTICS=1" in lines[1]
+        assert "CACHEHOME_REPORT_DIR" in lines[1]
