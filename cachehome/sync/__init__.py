@@ -1,1 +1,1 @@
-"""Live directory to store and back: scan, portable, restore, publish. Needs `cachehome[sync]`."""
+"""Owns the way between a live directory and a store: scan, portable, restore, publish. Needs `cachehome[sync]`."""
