@@ -197,7 +197,8 @@ TABLE: tuple[Setting, ...] = (
         "store",
         _stores,
         (),
-        "an absolute directory without a comma, or a URL (file://, s3://, gs://, az://); several, comma separated",
+        "an absolute directory without a comma, or its URL (file://; s3, gs and az are refused); several, comma"
+        " separated",
         "where generations are kept; several: nearest first, the last one is the authority; unset: no sync",
     ),
     Setting(
@@ -436,6 +437,8 @@ class Settings:
     start_mark: str
     deny_failed: bool
     origin: dict[str, str]
+    file: str  # the configuration file that was read, "" if there is none
+    unread: tuple[str, ...]  # sections and keys of it that are nobody's
     problems: tuple[ConfigError, ...]
 
     def __init__(self, **values: object) -> None:
@@ -445,7 +448,7 @@ class Settings:
         for row in TABLE:
             self.__dict__[row.key] = values.get(row.key, row.default)
         self.__dict__["origin"] = {row.key: "default" for row in TABLE} | dict.fromkeys(values, "argument")
-        self.__dict__["problems"] = ()
+        self.__dict__.update(problems=(), file="", unread=())
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Settings are immutable: use replace({name}=...)")
@@ -491,7 +494,7 @@ class Settings:
         for row in TABLE:
             take(row, environ.get(row.variable, ""), row.variable)
         problems.extend(_unknown_variables(environ))
-        path, table, trouble = _file(environ, directory)
+        path, table, unread, trouble = _file(environ, directory)
         problems.extend(trouble)
         for key, value in table.items():
             if key not in BY_KEY:
@@ -502,7 +505,7 @@ class Settings:
             raise problems[0]
         settings = cls(**values)
         settings.origin.update(sources)
-        settings.__dict__["problems"] = tuple(problems)
+        settings.__dict__.update(problems=tuple(problems), file=path, unread=unread)
         return settings
 
 
@@ -553,7 +556,8 @@ def _unknown_variables(environ: Mapping[str, str]) -> list[ConfigError]:
 
 def _file(
     environ: Mapping[str, str], directory: str | None
-) -> tuple[str, dict[str, object], list[ConfigError]]:
+) -> tuple[str, dict[str, object], tuple[str, ...], list[ConfigError]]:
+    """(the file, its section, what else it holds, problems)"""
     from cachehome import named as named_file
 
     named = environ.get("CACHEHOME_CONFIG", "").strip()
@@ -569,13 +573,18 @@ def _file(
             text = named_file.read(path) if named else named_file.regular(path)
         except OSError as error:
             if named:
-                return path, {}, [_wrong("CACHEHOME_CONFIG", "the environment", path, str(error.strerror))]
+                return (
+                    path,
+                    {},
+                    (),
+                    [_wrong("CACHEHOME_CONFIG", "the environment", path, str(error.strerror))],
+                )
             continue
         return _parse(os.path.abspath(path), text)
-    return "", {}, []
+    return "", {}, (), []
 
 
-def _parse(path: str, text: bytes) -> tuple[str, dict[str, object], list[ConfigError]]:
+def _parse(path: str, text: bytes) -> tuple[str, dict[str, object], tuple[str, ...], list[ConfigError]]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -586,12 +595,19 @@ def _parse(path: str, text: bytes) -> tuple[str, dict[str, object], list[ConfigE
 
             raise missing_extra("tomli", "sync") from None
     try:
-        table: Any = tomllib.loads(text.decode()).get(SECTION, {})
+        document = tomllib.loads(text.decode())
+        table: Any = document.pop(SECTION, {})
         if not isinstance(table, dict):
             raise ValueError(f"[{SECTION}] is not a section")
     except ValueError as error:
-        return path, {}, [_wrong("the file", path, str(error), f"TOML with a section [{SECTION}]")]
-    return path, table, []
+        return path, {}, (), [_wrong("the file", path, str(error), f"TOML with a section [{SECTION}]")]
+    unread = tuple(key if _is_value(value) else f"[{key}]" for key, value in document.items())
+    return path, table, unread, []
+
+
+def _is_value(value: object) -> bool:
+    """Whether *value* is that of a key, no section and no list of sections."""
+    return not isinstance(value[0] if isinstance(value, list) and value else value, dict)
 
 
 def _as_text(value: object) -> str:

@@ -117,6 +117,8 @@ def _here(settings: Settings) -> list[Finding]:
     facts = status.status(settings)
     root = facts["root"]
     findings = [Finding("root", OK if root else WARN, f"{root or 'none'}: {facts['reason']}")]
+    if facts["config"]["file"]:
+        findings.append(Finding("config", OK, f"{facts['config']['file']} was read"))
     if facts["active"]["on"] and not facts["hook"]["installed"]:
         findings.append(Finding("hook", WARN, status.NO_HOOK))
     findings += [Finding("settings", FAIL, problem) for problem in facts["problems"]]

@@ -10,7 +10,7 @@ from typing import Any
 import cachehome
 from cachehome import early, home, switch
 from cachehome.commands import activation, output
-from cachehome.settings import Settings
+from cachehome.settings import SECTION, Settings
 
 DESCRIPTION = "Say where the compile caches of this environment lie, who said so, how large they are."
 SETTINGS = ("families", "local", "slot", "slim")
@@ -44,6 +44,7 @@ def status(settings: Settings) -> dict[str, Any]:
             "told": os.environ.get("CACHEHOME", ""),
         },
         "hook": {"installed": switch.hooked(), "ran": cachehome.hook_ran, "switch": switch.read()},
+        "config": {"file": settings.file or None, "unread": list(settings.unread)},
         "root": answer.root,
         "source": answer.source,
         "reason": answer.reason,
@@ -69,6 +70,7 @@ def status(settings: Settings) -> dict[str, Any]:
             *_nameless(),
             *_unknown_cpu(answer.tag),
             *_out_of_reach(settings),
+            *_unread(settings),
         ],
         "problems": [str(problem) for problem in settings.problems],
     }
@@ -91,6 +93,15 @@ def _out_of_reach(settings: Settings) -> list[str]:
         return []
     return [
         f"enabled (from {source}) does not reach the hook, which reads no file: export CACHEHOME=1, or `enable`"
+    ]
+
+
+def _unread(settings: Settings) -> list[str]:
+    """What of the configuration file nobody reads."""
+    if not settings.unread:
+        return []
+    return [
+        f"{settings.file}: nobody reads {', '.join(settings.unread)}: settings lie in the section [{SECTION}]"
     ]
 
 
@@ -184,6 +195,8 @@ def _text(document: dict[str, Any]) -> list[str]:
         f"host tag    {document['host_tag']}",
         f"root        {document['root'] or 'none'}: {document['reason']}",
     ]
+    if document["config"]["file"]:
+        lines.append(f"config      {document['config']['file']}")
     if document["live"]:
         lines.append(f"live        {document['live']}")
     for name, row in document["families"].items():

@@ -265,3 +265,24 @@ def test_a_wish_that_means_nothing_and_one_that_no_hook_reads(tmp_path: Path) ->
     (note,) = status(tmp_path, CACHEHOME_CONFIG=str(told))["notes"]
     assert str(told) in note
     assert "CACHEHOME=1" in note
+
+
+@pytest.mark.parametrize(
+    ("text", "unread"),
+    [
+        ("[compiler-cache]\nstore = '/s'\n", "[compiler-cache]"),
+        ("store = '/s'\n[[job]]\na = 1\n[compiler_cache]\nslot = 'a'\n", "store, [job]"),
+        ("[compiler_cache]\nslot = 'a'\n", ""),
+    ],
+)
+def test_the_file_that_was_read_and_what_of_it_is_nobodys(tmp_path: Path, text: str, unread: str) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(text)
+    line = f"{config}: nobody reads {unread}: settings lie in the section [compiler_cache]"
+    document = status(tmp_path, CACHEHOME_CONFIG=str(config))
+    assert document["config"]["file"] == str(config)
+    assert (line in document["notes"]) == bool(unread)
+    told = cachehome(tmp_path, "doctor", CACHEHOME_CONFIG=str(config)).stdout
+    assert f"ok    config       {config} was read" in told
+    assert (line in told) == bool(unread)
+    assert status(tmp_path)["config"] == {"file": None, "unread": []}
