@@ -69,8 +69,9 @@ def _threaded(path: str, seconds: float) -> bytes | None:
 
 
 def _forked(path: str, seconds: float) -> bytes | None:
-    import select
     import signal
+
+    from cachehome.waiting import readable
 
     ours, theirs = os.pipe()
     pid = os.fork()
@@ -80,7 +81,7 @@ def _forked(path: str, seconds: float) -> bytes | None:
     data = bytearray()
     until = time.monotonic() + seconds
     try:
-        while select.select([ours], [], [], max(0.0, until - time.monotonic()))[0]:
+        while readable([ours], until - time.monotonic()):
             block = os.read(ours, 1 << 20)
             if not block:
                 break

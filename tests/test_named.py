@@ -62,3 +62,23 @@ def test_in_a_process_that_has_closed_its_streams(tmp_path):
         ["sh", "-c", f'exec "{sys.executable}" -c "$0" <&- >&- 2>&-', code], check=True, timeout=60
     )
     assert (tmp_path / "out").read_text() == "content"
+
+
+def test_in_a_process_with_more_files_than_select_can_name(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("content")
+    code = f"""
+import os, resource
+from cachehome import named
+try:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3000, max(3000, resource.getrlimit(resource.RLIMIT_NOFILE)[1])))
+except (OSError, ValueError):
+    raise SystemExit(77)
+for _ in range(2000):
+    os.open(os.devnull, os.O_RDONLY)
+assert named.read({str(path)!r}) == b"content"
+"""
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, timeout=100)
+    if ended.returncode == 77:
+        pytest.skip("may not open so many files")
+    assert (ended.returncode, ended.stderr) == (0, b"")

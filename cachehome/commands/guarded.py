@@ -12,7 +12,6 @@ open(2) never returns, nobody waits for the child.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import threading
@@ -20,6 +19,8 @@ import time
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
+
+from cachehome.waiting import readable
 
 _LOOK_EVERY = 0.25
 _GRACE = 1.0  # seconds that a child which was told to end may be silent: it removes what it has tried out
@@ -123,7 +124,7 @@ def _see_through(pid: int, pipes: dict[int, int], seconds: float) -> int | None:
 
 def _relay(pipes: dict[int, int], seconds: float) -> bool:
     """Pass on what comes within so many *seconds*; whether there was anything. Pipes that have ended are left out."""
-    ready = select.select(list(pipes), [], [], seconds)[0] if pipes else []
+    ready = readable(pipes, seconds) if pipes else []
     for ours in ready:
         block = os.read(ours, _BLOCK)
         if block:

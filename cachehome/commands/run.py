@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import sys
 from typing import TYPE_CHECKING
+
+from cachehome.waiting import writable
 
 if TYPE_CHECKING:
     import argparse
@@ -104,7 +105,7 @@ def _say(line: str) -> None:
     if sys.stderr is None:
         return
     with contextlib.suppress(OSError, ValueError):
-        if select.select([], [2], [], 1.0)[1]:
+        if writable(2, 1.0):
             os.write(2, f"cachehome: {line[:2000]}\n".encode(errors="replace"))
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import time
 from typing import TYPE_CHECKING, Any
+
+from cachehome.waiting import readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +77,7 @@ class Signals:
     def wait(self, seconds: float) -> list[int]:
         """The signals that came within *seconds*, at most; returns as soon as there is one. SIGCHLD is one of them."""
         with contextlib.suppress(InterruptedError):
-            select.select([end for end in (self._pipe[0], self._told) if end >= 0], [], [], max(0.0, seconds))
+            readable((end for end in (self._pipe[0], self._told) if end >= 0), seconds)
         self._ask_witness()
         return list(dict.fromkeys(_drain(self._pipe[0]) or b""))
 
@@ -88,7 +89,7 @@ class Signals:
             if self._seen.pop(number, -1.0) > until - 2 * WITNESS_DELAY:
                 return True
             left = until - time.monotonic()
-            if left <= 0 or not select.select([self._told], [], [], left)[0]:
+            if left <= 0 or not readable([self._told], left):
                 return False
             self._ask_witness()
         return False

@@ -160,3 +160,27 @@ def test_a_process_with_threads_is_not_forked() -> None:
     assert not guarded.possible()
     end.set()
     thread.join()
+
+
+def test_more_files_than_select_can_name(place: Place) -> None:
+    code = (
+        "import os, resource, sys\n"
+        "most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "try:\n    resource.setrlimit(resource.RLIMIT_NOFILE, (3000, max(3000, most)))\n"
+        "except (OSError, ValueError):\n    sys.exit(77)\n"
+        "for _ in range(2000):\n    os.open(os.devnull, os.O_RDONLY)\n"
+        f"sys.argv[1:] = ['ls', '--store', {str(place.root)!r}]\n"
+        "from cachehome import cli\ncli.console()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"HOME": str(place.directory / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    if done.returncode == 77:
+        pytest.skip("may not open so many files")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 4
