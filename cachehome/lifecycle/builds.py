@@ -78,9 +78,15 @@ def _directories(path: str) -> Iterator[str]:
 
 
 def _newest(directory: str) -> str:
-    """The identity that was written last, "" if there is none."""
+    """The identity that was taken last, "" if there is none."""
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
-        files = [e for e in entries if e.name.startswith("identity-") and e.name.endswith(".json")]
+        files = [
+            e
+            for e in entries
+            if e.name.startswith("identity-")
+            and e.name.endswith(".json")
+            and e.is_file(follow_symlinks=False)
+        ]
         return max(files, key=lambda e: e.stat().st_mtime).path if files else ""
     return ""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachehome import families, home
@@ -262,14 +263,38 @@ def _kept(text: bytes, directory: str) -> str:
     """The file with *text* in a *directory* of ours; "" where that can't be."""
     path = os.path.join(directory, f"identity-{hashlib.sha256(text).hexdigest()[:16]}.json")
     with contextlib.suppress(OSError):
-        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-            if file.read() == text and os.fstat(file.fileno()).st_uid == os.getuid():
-                return path
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        if os.stat(directory).st_uid == os.getuid():
-            temporary = os.path.join(directory, f".{os.urandom(16).hex()}")
+        found = os.lstat(directory)  # in a directory for all, a link may be anybody's
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            return ""
+        if _taken(path, text):
+            return path
+        temporary = os.path.join(directory, f".{os.urandom(16).hex()}")
+        try:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(text)
             os.replace(temporary, path)
-            return path
+        except OSError:
+            os.unlink(temporary)
+            raise
+        return path
     return ""
+
+
+def _taken(path: str, text: bytes) -> bool:
+    """Whether *path* is a file of ours with this *text*; it is the newest one from now on (`builds`)."""
+    try:
+        end = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(end)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+            return False
+        if os.read(end, len(text) + 1) != text:
+            return False
+        with contextlib.suppress(OSError):
+            os.utime(end)
+        return True
+    finally:
+        os.close(end)

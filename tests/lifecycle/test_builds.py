@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -57,3 +58,13 @@ def test_an_agent_says_what_others_have_left(node):
     line = next(line for line in log.read_text().splitlines() if "not published" in line)
     assert line.endswith(found["publish"])
     assert "holds 1 entries" in line
+
+
+def test_the_profile_that_was_used_last_is_told(node):
+    for profile in ("a", "b", "a"):
+        node.run("run", "--", "true", CACHEHOME_IDENTITY=str(node.identity(profile)))
+    found = left(node, CACHEHOME_IDENTITY=str(node.identity("a")))
+    assert found["profile"] == "a"
+    os.mkfifo(os.path.join(found["directory"], "identity-newer.json"))
+    told = json.loads(node.run("status", "--json").stdout)["builds"]
+    assert [one["profile"] for one in told] == ["a"]
