@@ -153,6 +153,30 @@ def test_odd_values(hooked: Venv, variable: str, value: str) -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.parametrize("kind", ["module", "package", "directory", "file"])
+@pytest.mark.parametrize("installed", [True, False])
+def test_something_else_of_our_name(venv: Venv, tmp_path: Path, kind: str, installed: bool) -> None:
+    """It lies before ours on the path, or ours is gone by hand and left its line."""
+    other = tmp_path / "other"
+    other.mkdir()
+    if kind == "module":
+        (other / "cachehome.py").write_text("x = 1\n")
+    elif kind == "package":
+        (other / "cachehome").mkdir()
+        (other / "cachehome" / "__init__.py").write_text("")
+        (other / "cachehome" / "cli.py").write_text("")
+    elif kind == "directory":
+        (other / "cachehome").mkdir()
+    else:
+        (other / "cachehome").write_text("a script")
+    if not installed:
+        (venv.site / "cachehome").rename(venv.site / "away")
+    for variables in ({"CACHEHOME": "1"}, {"CACHEHOME_STORE": "/s"}):
+        shown = venv.show(PYTHONPATH=str(other), **variables)
+        ours = installed and kind in ("directory", "file") and "CACHEHOME" in variables
+        assert (shown != "None") == ours
+
+
 def test_a_working_directory_that_is_gone(hooked: Venv, tmp_path: Path) -> None:
     code = f"""
 import os, subprocess, sys
