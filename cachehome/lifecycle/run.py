@@ -114,8 +114,8 @@ class Run:
                 return Ended(128 + stopped, stopped)
             self._place = places.place_of(self._settings, who, self._environ).started_here()
         except Exception as error:  # a probe, a full disk, a strange home: the command runs, cold
+            places.insist_on(self._settings, error)  # which says it all
             self._say(f"no warm start: {error}")
-            places.insist_on(self._settings, error)
             with contextlib.suppress(Exception):
                 self._environ = places.unsynced(self._settings, self._environ)
         notes = self._place.notes if self._place else []

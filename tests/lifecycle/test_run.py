@@ -426,6 +426,44 @@ def test_closed_streams_stay_closed_and_disturb_nothing(node, closed):
     assert all(line.startswith("cachehome: ") for line in ended.stderr.splitlines()), ended.stderr
 
 
+@pytest.mark.parametrize("given", [True, False], ids=["identity given", "probed"])
+def test_more_files_than_select_can_name(node, given):
+    """The command is warm, has them all, and gets its signals."""
+    node.run("run", "--", "sh", "-c", write(1))
+    node.wipe()
+    if not given:
+        del node.environ["CACHEHOME_IDENTITY"]
+    job = node.script(COUNT.replace("seen = []", "os.stat(f'/proc/self/fd/{sys.argv[1]}')\nseen = []"))
+    starter = node.script(
+        "import os, resource, sys\n"
+        "most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "try:\n    resource.setrlimit(resource.RLIMIT_NOFILE, (3000, max(3000, most)))\n"
+        "except (OSError, ValueError):\n    sys.exit(77)\n"
+        "last = [os.open(os.devnull, os.O_RDONLY) for _ in range(2000)][-1]\n"
+        "for end in range(3, last + 1):\n    os.set_inheritable(end, True)\n"
+        "os.execv(sys.executable, [*sys.argv[1:], str(last)])\n",
+        "starter.py",
+    )
+    process = subprocess.Popen(
+        [sys.executable, starter, *RUN, "--", sys.executable, job],
+        env=node.environ, cwd=node.directory, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    node.processes.append(process)
+    assert process.stdout
+    if not process.stdout.readline().startswith("ready"):
+        out, err = process.communicate(timeout=100)
+        if process.returncode == 77:
+            pytest.skip("may not open so many files")
+        raise AssertionError(out + err)
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "SIGUSR1\n"
+    os.killpg(process.pid, signal.SIGTERM)
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, out) == (9, "SIGTERM\n"), err
+    assert ("restore: hit" if given else "restore: miss") in err
+
+
 def test_an_option_that_is_not_allowed_is_wrong_usage(node):
     ended = node.run("run", "--store-timeout-seconds", "0", "--", "echo", "never")
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -488,7 +526,9 @@ def test_a_job_whose_identity_cannot_be_known_keeps_its_home(node):
     assert "/local/torchinductor/triton" in ended.stdout
     assert "no warm start" in ended.stderr
     environ = {"CACHEHOME_IDENTITY": "/no/such/file", "CACHEHOME_REQUIRE_WARM": "triton"}
-    assert node.run("run", "--", "true", **environ).returncode == 1
+    ended = node.run("run", "--", "true", **environ)
+    assert ended.returncode == 1
+    assert ended.stderr.count("/no/such/file") == 1, ended.stderr
 
 
 @pytest.mark.parametrize(
