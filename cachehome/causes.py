@@ -7,9 +7,12 @@ known, an identity, counters of what compilers hit and missed, and the environme
 from __future__ import annotations
 
 import contextlib
+import itertools
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cachehome.errors import IntegrityError, NotInStore, Untrusted
 from cachehome.identity import ABSENT, FORMAT, Identity, diff
 
 if TYPE_CHECKING:
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from cachehome.store.reader import Reader
 
 _READ = 32  # builds of a store that are looked at for the nearest
+_PROFILES = 16  # of each
+_PATIENCE = 1.0  # seconds for finding out which they are
 _TOLD, _SHOWN = 3, 60  # differences that a line names, letters of a value
 _SENTENCES = {
     "no_published_generation": "nothing was published for this build and profile yet: a first run starts cold",
@@ -77,7 +82,8 @@ def causes(run: Run, other: Run | None = None) -> list[str]:
     """Likely causes of a cold start of *run*, the surest first. *other* is an earlier run to compare with."""
     told: list[str] = []
     outcome, reason = run.record.get("outcome"), str(run.record.get("reason", ""))
-    details = run.record.get("details") or {}
+    told_of = run.record.get("details")
+    details = told_of if isinstance(told_of, dict) else {}
     if outcome in ("miss", "disabled", "unavailable", "rejected"):
         message = details.get("message")
         sentence = _SENTENCES.get(reason, reason.replace("_", " "))
@@ -124,11 +130,14 @@ def nearest(mine: Identity, others: Mapping[str, Identity]) -> tuple[str, int] |
 def other_builds(mine: Identity, store: Reader) -> str:
     """What the build that is nearest to *mine* in *store* differs in, in a line; "" if there is none. Raises
     StoreError."""
+    builds = store.builds()
     known = {}
-    for build in store.builds()[:_READ]:
-        document = store.identity(build)
-        with contextlib.suppress(ValueError):
-            known[build] = Identity.from_dict(document)
+    for build in _used_last(store, builds) if len(builds) > _READ else builds:
+        # One that can't be read or trusted hides none of the others.
+        with contextlib.suppress(NotInStore, IntegrityError, Untrusted, ValueError, RecursionError):
+            other = Identity.from_dict(store.identity(build))
+            diff(other, mine)  # fails here if it is nested too deep
+            known[build] = other
     found = nearest(mine, known)
     if found is None or not found[1]:
         return ""
@@ -138,7 +147,27 @@ def other_builds(mine: Identity, store: Reader) -> str:
         if difference.kind in ("code", "probe")
     ]
     more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
-    return f"nothing of this build is there; of the nearest, {found[0][:8]}, {'; '.join(told[:_TOLD])}{more}"
+    looked_at = f" of {len(known)} looked at" if len(builds) > _READ else ""
+    return f"nothing of this build is there; of the nearest{looked_at}, {found[0][:8]}, {'; '.join(told[:_TOLD])}{more}"
+
+
+def _used_last(store: Reader, builds: list[str]) -> list[str]:
+    """Those of *builds* that somebody used last, as far as that can be found out soon."""
+    until = time.monotonic() + _PATIENCE
+    idle: dict[str, float] = {}
+    for build in builds:
+        if time.monotonic() > until:
+            break
+        with contextlib.suppress(NotInStore, IntegrityError, Untrusted):
+            for profile in itertools.islice(store.profiles(build), _PROFILES):
+                for name in (
+                    "used",
+                    "identity.json",
+                ):  # a profile that nobody has come back to has the second alone
+                    with contextlib.suppress(NotInStore):
+                        age = store.backend.age(f"{build}/profiles/{profile}/{name}")
+                        idle[build] = min(age, idle.get(build, age))
+    return sorted(builds, key=lambda build: idle.get(build, float("inf")))[:_READ]
 
 
 def _shown(text: str) -> str:

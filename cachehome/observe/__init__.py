@@ -9,6 +9,7 @@
       headers      repair: a precompiled header that nothing needs
       toolchain    repair: torch's choice of ptxas, made late
       ir           repair: a kernel that was restored without its IR, and is asked for it
+    files        what is read from a live directory, within bounds
     activity     the log of one process, which they write to
     graphs       what the keys of known graphs were made of
     history      the logs of many processes, added up

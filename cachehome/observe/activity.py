@@ -30,7 +30,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from cachehome.observe import files
+
 LARGEST = 16 << 20
+_RECORD = 1 << 20  # bytes
 _MOST_WAITING = 10_000  # events
 _PATIENCE = 2.0  # seconds at the end of a process
 OLD = 14 * 86_400.0  # seconds after which a log may go
@@ -198,11 +201,29 @@ def restored() -> dict[str, Any]:
     for variable in VARIABLES.values():
         live = os.environ.get(variable, "").partition("/torch_compile_cache/")[0]
         if os.path.isabs(live):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-                with open(os.path.join(live, ".cachehome", "restored"), "rb") as file:
-                    document = json.load(file)
-                return {name: document[name] for name in ("outcome", "reason", "details")}
+            with contextlib.suppress(OSError, ValueError):
+                return record_of(
+                    files.parse(files.read(os.path.join(live, ".cachehome", "restored"), _RECORD))
+                )
     return {}
+
+
+def record_of(document: Any) -> dict[str, Any]:
+    """The record in *document* without what is of another type than it must be; {} if it is none."""
+    if not isinstance(document, dict) or not all(
+        isinstance(document.get(n), str) for n in ("outcome", "reason")
+    ):
+        return {}
+    told = document.get("details")
+    details: dict[str, Any] = {}
+    for name, value in told.items() if isinstance(told, dict) else ():
+        if name == "directories" and isinstance(value, dict):
+            details[name] = {family: path for family, path in value.items() if isinstance(path, str)}
+        elif name == "relocated" and isinstance(value, (list, tuple)):
+            details[name] = [path for path in value if isinstance(path, str)]
+        elif name in ("message", "profile_fallback") and isinstance(value, str):
+            details[name] = value
+    return {"outcome": document["outcome"], "reason": document["reason"], "details": details}
 
 
 def below(live: str) -> str:

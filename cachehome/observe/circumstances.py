@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from cachehome.observe import files
 from cachehome.observe.activity import log, worker
 
 Circumstances = dict[str, str]
@@ -37,7 +38,7 @@ def now() -> Circumstances | None:
         _environ, _variables = environ, _shown(environ)
     found = dict(_variables)
     if environ.get(_AT_ONCE):
-        found[_AT_ONCE] = environ[_AT_ONCE]
+        found[_AT_ONCE] = files.shown(environ[_AT_ONCE])
     threads = getattr(sys.modules.get("torch"), "get_num_threads", None)
     if threads is not None:
         found[THREADS] = str(threads())
@@ -55,12 +56,16 @@ def _shown(environ: Mapping[str, str]) -> dict[str, str]:
             asked[name] = text
         elif line.treatment == "in" and name not in _COUNTED:
             asked[name] = os.path.basename(text) if os.path.isabs(text) else text
-    return environment.probe(asked)[0]
+    return {files.shown(name): files.shown(text) for name, text in environment.probe(asked)[0].items()}
 
 
 def read(document: Any) -> Circumstances | None:
     """What a file says of them; None if nobody noted them. Raises AttributeError for what is no object."""
-    return None if document is None else {str(name): str(text) for name, text in document.items()}
+    return (
+        None
+        if document is None
+        else {files.shown(str(name)): files.shown(str(text)) for name, text in document.items()}
+    )
 
 
 def changes(before: Circumstances, after: Circumstances) -> list[str]:

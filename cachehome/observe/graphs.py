@@ -7,25 +7,31 @@ directory.
 
 torch lists the parts of each FX graph key with the hash and the text of each. The files are published and restored
 with the graphs, so that a start elsewhere can name what differs. `made`: the circumstances of who compiled the graph.
-No file is written over, none is added beyond `LARGEST` bytes, and no compiler looks into them.
+No file is written over, none is added beyond `LARGEST` bytes, and no compiler looks into them. Of what a store brought,
+no more is read than a miss may cost.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
+import itertools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from cachehome.observe import circumstances
+from cachehome.observe import circumstances, files
 from cachehome.observe.circumstances import Circumstances
 
 DIRECTORY = "graph_parts"
 LARGEST = 4 << 20
-_COMPARED = 1000  # keys that a miss is compared with: 150 us each
+_KEY, _SETTINGS = 256 << 10, 1 << 20  # bytes of one file
+_READ = 8 << 20  # bytes of all that a miss is compared with, wherever they came from
+_COMPARED = 1000  # keys that it is compared with
+_LISTED = 10_000  # files; a directory with so many is full
+_NONE = [""]
+_RUBBISH = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 _SHARED = ("inductor_config", "torch_version", "system_info")
 _PART = re.compile(r"\[(\w+)\] ([^:\n]+): (.*)", re.DOTALL)
 _SHAPE = re.compile(r"shape=torch\.Size\(\[([^\]]*)\]\)")
@@ -46,7 +52,7 @@ def parts_of(components: Iterable[str]) -> Parts:
             short = _short(text)
             if short and (scrub.secret_name(name, short) or scrub.secret_shape(short)):
                 continue
-            found[name] = [digest[:12], short]
+            found[files.shown(name)] = [files.shown(digest[:12]), short]
     return found
 
 
@@ -59,8 +65,18 @@ def _short(text: str) -> str:
 
 def differences(parts: Parts, known: Parts) -> list[str]:
     """In which parts two keys differ, in words; what a user can change comes first."""
-    names = [n for n in {**known, **parts} if known.get(n, [""])[0] != parts.get(n, [""])[0]]
-    return [_in_words(name, known.get(name), parts.get(name)) for name in sorted(names, key=_rank)]
+    names = sorted(_differing(parts, known), key=_rank)
+    return [_in_words(name, known.get(name), parts.get(name)) for name in names]
+
+
+def _differing(parts: Parts, known: Parts) -> list[str]:
+    return [n for n in known.keys() | parts.keys() if known.get(n, _NONE)[0] != parts.get(n, _NONE)[0]]
+
+
+def _split(parts: Parts) -> tuple[Parts, Parts]:
+    """(the parts that a graph has for itself, the settings)."""
+    own = {name: part for name, part in parts.items() if not name.startswith(_SHARED)}
+    return own, {name: part for name, part in parts.items() if name not in own}
 
 
 def _rank(name: str) -> tuple[int, str]:
@@ -84,9 +100,10 @@ def _in_words(name: str, before: list[str] | None, now: list[str] | None) -> str
 
 
 class Known(NamedTuple):
-    """What is known of one key."""
+    """What is known of one key: its own parts, the name of the file with the others, and who made it."""
 
-    parts: Parts
+    own: Parts
+    shared: str
     made: Circumstances | None
 
 
@@ -98,52 +115,71 @@ class Graphs:
         self._shared: dict[str, Parts] = {}
         self._before: list[Known] | None = None
         self._size: int | None = None
+        self._left = _READ
 
     def read(self, key: str) -> Known | None:
         """What is known of *key*, None if that is nothing."""
         try:
-            document = self._load(key)
-            shared = str(document["shared"])
-            if shared not in self._shared:
-                self._shared[shared] = _parts(self._load(shared)["parts"])
-            made = circumstances.read(document.get("made"))
-            return Known(self._shared[shared] | _parts(document["parts"]), made)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+            return self._known(self._load(key, _KEY))
+        except _RUBBISH:
             return None
 
     def nearest(self, parts: Parts) -> tuple[list[str], Circumstances | None]:
         """(the shortest list of differences from a key that was known before this process missed one, the
         circumstances of that one); ([], None) if there was none."""
         if self._before is None:
-            self._before = [known for key in self._keys()[:_COMPARED] if (known := self.read(key))]
-        found = [(differences(parts, known.parts), known.made) for known in self._before]
-        return min(found, key=lambda one: len(one[0]), default=([], None))
+            self._before = list(self._all())
+        own, shared = _split(parts)
+        others = {name: len(_differing(shared, known)) for name, known in self._shared.items()}
+        found = min(
+            self._before,
+            key=lambda known: others[known.shared] + len(_differing(own, known.own)),
+            default=None,
+        )
+        if found is None:
+            return [], None
+        return differences(parts, self._shared[found.shared] | found.own), found.made
+
+    def _all(self) -> Iterator[Known]:
+        """The keys that a miss is compared with; `_shared` has the rest of their parts."""
+        for key in self._keys()[:_COMPARED]:
+            try:
+                known = self._known(self._bounded(key, _KEY))
+                if known.shared not in self._shared:
+                    self._shared[known.shared] = _split(_parts(self._bounded(known.shared, _SETTINGS)))[1]
+            except _RUBBISH:
+                continue
+            yield known
+
+    def _known(self, document: Any) -> Known:
+        made = circumstances.read(document.get("made"))
+        return Known(_split(_parts(document))[0], str(document["shared"]), made)
 
     def keep(self, key: str, parts: Parts, made: Circumstances | None) -> None:
         """Write down what *key* is made of, unless that is known."""
-        if not key.isalnum() or not parts or os.path.exists(self._path(key)):
+        if not key.isalnum() or not parts or os.path.lexists(self._path(key)):
             return
-        shared = {name: part for name, part in parts.items() if name.startswith(_SHARED)}
-        text = _dumped({"parts": shared})
+        own, shared = _split(parts)
+        text = files.dumped({"parts": shared})
         name = f"settings-{hashlib.sha256(text).hexdigest()[:16]}"
-        own = {name: part for name, part in parts.items() if name not in shared}
         with contextlib.suppress(OSError):
-            self._write(name, text)
-            self._write(key, _dumped({"parts": own, "shared": name, "made": made}))
+            self._write(name, text, _SETTINGS)
+            self._write(key, files.dumped({"parts": own, "shared": name, "made": made}), _KEY)
 
-    def _write(self, name: str, text: bytes) -> None:
+    def _write(self, name: str, text: bytes, most: int) -> None:
         path = self._path(name)
         if self._size is None:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
             with os.scandir(self.directory) as listing:
-                self._size = sum(entry.stat(follow_symlinks=False).st_size for entry in listing)
-        if self._size + len(text) > LARGEST or os.path.exists(path):
+                entries = list(itertools.islice(listing, _LISTED))
+            full = len(entries) == _LISTED
+            self._size = (
+                LARGEST if full else sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+            )
+        if len(text) > most or self._size + len(text) > LARGEST or os.path.lexists(path):
             return
         self._size += len(text)
-        temporary = os.path.join(self.directory, f".{name}.{os.getpid()}")  # hidden: no scan sees it
-        with open(temporary, "wb") as file:
-            file.write(text)
-        os.replace(temporary, path)
+        files.replace(path, text)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, f"{name}.json")
@@ -155,16 +191,19 @@ class Graphs:
             return []
         return [name[:-5] for name in names if name.endswith(".json") and name[:-5].isalnum()]
 
-    def _load(self, name: str) -> Any:
+    def _load(self, name: str, most: int) -> Any:
+        return files.parse(self._bytes(name, most))
+
+    def _bounded(self, name: str, most: int) -> Any:
+        data = self._bytes(name, min(most, self._left))
+        self._left -= len(data)
+        return files.parse(data)
+
+    def _bytes(self, name: str, most: int) -> bytes:
         if os.sep in name:
             raise ValueError(name)
-        with open(self._path(name), "rb") as file:
-            return json.loads(file.read(LARGEST))
+        return files.read(self._path(name), most)
 
 
 def _parts(document: Any) -> Parts:
-    return {str(name): [str(part[0]), str(part[1])] for name, part in document.items()}
-
-
-def _dumped(document: object) -> bytes:
-    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    return {str(name): [str(part[0]), str(part[1])] for name, part in document["parts"].items()}

@@ -7,14 +7,14 @@ environment of their own, and without the start-up hook nobody watches them.
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cachehome.observe.activity import PREFIX, SUFFIX
+from cachehome.observe import files
+from cachehome.observe.activity import LARGEST, PREFIX, SUFFIX, record_of
 
 # group -> its counters
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -42,6 +42,7 @@ REPAIRS = (
     "kernels_completed",
     "choices_kept",
 )
+_NESTED = 200
 _INDUCTOR = frozenset({"fx", "aot", "bundles", "benchmarks", "tuning", "compilers"})
 GROUP_OF = {counter: group for group, counters in GROUPS.items() for counter in counters}
 
@@ -60,7 +61,7 @@ class Process:
 
     @property
     def began(self) -> float:
-        return float(self.facts.get("t") or 0.0)
+        return files.number(self.facts.get("t")) or 0.0
 
     @property
     def worker(self) -> bool:
@@ -107,19 +108,22 @@ def read(path: str) -> Process | None:
     events: list[dict[str, Any]] = []
     full = False
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            lines = file.read().splitlines()
-    except OSError:
+        lines = files.read(path, 2 * LARGEST).decode("utf-8", "replace").splitlines()
+    except (OSError, ValueError):
         return None
     for line in lines:
+        if line.count("[") + line.count("{") > _NESTED:
+            continue  # what reads it need not mind its depth
         try:
-            event = json.loads(line)
+            event = files.parse(line)
+            if "\\ud" in line:  # half a surrogate pair: no terminal and no page can show it
+                event = files.parse(files.dumped(event))
             kind = event["event"]
             if kind == "process":
                 facts = event
             elif kind == "counts":
                 for name, count in event["add"].items():
-                    counts[str(name)] += count
+                    counts[str(name)] += files.number(count) or 0  # type: ignore[assignment]
             elif kind == "watched":
                 watched.add(event["what"])
             elif kind == "unknown":
@@ -128,7 +132,7 @@ def read(path: str) -> Process | None:
                 full = True
             else:
                 events.append(event)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     if not facts:
         return None
@@ -186,16 +190,16 @@ def total(processes: list[Process]) -> Activity:
             elif kind == "used":
                 key = str(event.get("key", ""))
                 used.setdefault(what, []).append(key)
-                if isinstance(event.get("seconds"), (int, float)):
-                    known[key] = float(event["seconds"])
+                if (seconds := files.number(event.get("seconds"))) is not None:
+                    known[key] = float(seconds)
             elif kind == "tuned":
                 tuned.append(str(event.get("name") or event.get("file") or ""))
             elif kind == "restored" and not process.worker:
-                restored.append({name: event.get(name) for name in ("outcome", "reason", "details")})
+                restored += [record] if (record := record_of(event)) else []
             elif kind == "changed":
                 changed.append(str(event.get("text", "")))
-            elif kind == "made" and isinstance(event.get("seconds"), (int, float)):
-                made[str(event.get("key", ""))] = float(event["seconds"])
+            elif kind == "made" and (seconds := files.number(event.get("seconds"))) is not None:
+                made[str(event.get("key", ""))] = float(seconds)
             elif kind == "directories" and not process.worker:
                 for family in ("inductor", "triton"):
                     seen = directories.setdefault(family, [])

@@ -16,19 +16,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from cachehome.observe import circumstances, compilers, patches
+from cachehome.observe import circumstances, compilers, files, patches
 from cachehome.observe.activity import log, worker
 from cachehome.observe.circumstances import Circumstances
 
 TIMES = "kernel_seconds.json"
+LARGEST = 4 << 20  # bytes beyond which it does not grow; the union of two, as a store has it, is read
+_COMPARED = 50  # circumstances that a miss is compared with
 _EVERY = 2.0  # seconds between two times that they are written, since a process may be killed
+_SHARE = 20.0  # times as long as writing took, nothing is written: ten thousand kernels take 0.1 s
 _PATIENCE = 0.5  # seconds
 
 
@@ -43,12 +46,17 @@ _missed = threading.local()  # key -> when it was missed, by this thread
 _lock = threading.Lock()
 _known: dict[str, dict[str, Kernel]] = {}  # live directory -> what its file says
 _fresh: dict[str, dict[str, Kernel]] = {}  # the same of what was measured here and is not written yet
-_written_at = 0.0
+_made: dict[str, list[Circumstances]] = {}  # of the known ones, each once
+_written_at = _cost = 0.0
+_due: threading.Timer | None = None  # writes soon
+_ends_in = 0  # the process that writes at its end
 
 
 def _after_fork() -> None:
-    global _lock
+    global _due, _lock
     _lock = threading.Lock()  # a thread that is not here may have held the old one
+    _due = None
+    _fresh.clear()  # the parent writes it
 
 
 if hasattr(os, "register_at_fork"):
@@ -89,7 +97,8 @@ def _looked_up(found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     times[key] = time.perf_counter()
     log.note("missed", what="triton", key=key, name=name.removesuffix(".json"))
     log.add(triton_misses=1)
-    circumstances.compare(*(kernel.made for kernel in known(_live(args[0])).values()))
+    known(live := _live(args[0]))
+    circumstances.compare(*_made[live])
 
 
 def _written(_path: Any, args: tuple[Any, ...], _kwargs: Any) -> None:
@@ -111,22 +120,33 @@ def _live(manager: Any) -> str:
 def known(live: str) -> dict[str, Kernel]:
     """The kernels of a live directory, as far as anybody measured them."""
     if live not in _known:
-        _known[live] = _read(live)
+        found = {}
+        with contextlib.suppress(OSError):
+            found = _read(live)
+        _known[live] = found
+        made = (frozenset(kernel.made.items()) for kernel in found.values() if kernel.made is not None)
+        _made[live] = [dict(items) for items, _ in Counter(made).most_common(_COMPARED)]
     return _known[live]
 
 
 def _read(live: str) -> dict[str, Kernel]:
+    """What the file says. Raises `files.TooLarge`."""
     try:
-        with open(os.path.join(live, TIMES), "rb") as file:
-            document = json.load(file)
-        return {str(key): _kernel(told) for key, told in document.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        document = files.parse(files.read(os.path.join(live, TIMES), 2 * LARGEST))
+        return {str(key): kernel for key, told in document.items() if (kernel := _kernel(told))}
+    except files.TooLarge:
+        raise
+    except (OSError, ValueError, AttributeError):
         return {}
 
 
-def _kernel(told: Any) -> Kernel:
-    seconds, made = told if isinstance(told, list) else (told, None)
-    return Kernel(float(seconds), circumstances.read(made))
+def _kernel(told: Any) -> Kernel | None:
+    try:
+        seconds, made = told if isinstance(told, list) else (told, None)
+        found = files.number(seconds)
+        return None if found is None else Kernel(float(found), circumstances.read(made))
+    except (ValueError, AttributeError, RecursionError):
+        return None
 
 
 @contextlib.contextmanager
@@ -138,7 +158,7 @@ def _alone(live: str) -> Iterator[None]:
     except ImportError:  # not a POSIX system
         yield
         return
-    descriptor = os.open(live, os.O_RDONLY)
+    descriptor = os.open(live, os.O_RDONLY | os.O_CLOEXEC)
     try:
         until = time.monotonic() + _PATIENCE
         while time.monotonic() < until:
@@ -151,33 +171,58 @@ def _alone(live: str) -> Iterator[None]:
                 break
         yield
     finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(
+                descriptor, fcntl.LOCK_UN
+            )  # a child that was forked meanwhile has the descriptor, too
         os.close(descriptor)
 
 
 def _remember(live: str, key: str, seconds: float) -> None:
+    global _due, _ends_in
     with _lock:
-        if not _fresh:
-            atexit.register(_write)
+        if _ends_in != os.getpid():
+            _ends_in = os.getpid()
+            _at_end()
         _fresh.setdefault(live, {})[key] = Kernel(seconds, circumstances.now())
-        due = time.monotonic() - _written_at > _EVERY
-    if due or worker():  # which ends without atexit
+        pause = max(0.0 if worker() else _EVERY, _SHARE * _cost)  # a worker is killed at any time
+        wait = _written_at + pause - time.monotonic()
+        if wait > 0 and _due is None:
+            _due = threading.Timer(wait, _write)
+            _due.daemon = True
+            try:
+                _due.start()
+            except RuntimeError:  # the interpreter ends
+                wait = 0.0
+    if wait <= 0:
         _write()
 
 
+def _at_end() -> None:
+    if worker():  # which ends without atexit, if it is not killed
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _write, exitpriority=0)
+    else:
+        atexit.register(_write)
+
+
 def _write() -> None:
-    """Add what was measured to the files."""
-    global _written_at
+    """Add what was measured to the files, as long as they don't grow too large."""
+    global _cost, _due, _written_at
     with _lock:
-        _written_at = time.monotonic()
-        for live, measured in _fresh.items():
-            path = os.path.join(live, TIMES)
-            temporary = f"{path}.{os.getpid()}.tmp"
-            with contextlib.suppress(OSError), _alone(live):
-                _known[live] = _read(live) | measured
+        _due = None
+        began = time.monotonic()
+        for live, measured in list(_fresh.items()):
+            with contextlib.suppress(OSError, RuntimeError), _alone(live):
+                kernels = _read(live) | measured
                 told = {
-                    key: kernel.seconds if kernel.made is None else kernel
-                    for key, kernel in _known[live].items()
+                    key: kernel.seconds if kernel.made is None else kernel for key, kernel in kernels.items()
                 }
-                with open(temporary, "w", encoding="utf-8") as file:
-                    json.dump(told, file)
-                os.replace(temporary, path)
+                text = files.dumped(told)
+                if len(text) <= LARGEST:
+                    files.replace(os.path.join(live, TIMES), text)
+                known(live).update(measured)
+                del _fresh[live]
+        _written_at = time.monotonic()
+        _cost = _written_at - began

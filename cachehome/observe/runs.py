@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cachehome.observe import history
+from cachehome.observe.activity import record_of
 from cachehome.observe.history import Activity
 from cachehome.observe.verdict import Verdict, judge
 
@@ -63,15 +64,7 @@ def unused(directories: Iterable[str], run: str, since: float, record: Mapping[s
 def restored(starts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One record for the starts of all workers; {} if there is none."""
     record = history.one_restored([worker["start"] for worker in starts if worker.get("start")])
-    return record and {
-        "outcome": record.get("outcome"),
-        "reason": record.get("reason"),
-        "details": {
-            "message": record.get("message"),
-            "directories": record.get("directories") or {},
-            "relocated": record.get("relocated") or (),
-        },
-    }
+    return record_of({**record, "details": record})
 
 
 def lines(runs: Sequence[Run]) -> list[str]:

@@ -202,7 +202,10 @@ def _of_places(activity: Activity, record: Mapping[str, Any]) -> Iterable[Cause]
 
 
 def _within(place: str, directory: str) -> bool:
-    a, b = os.path.realpath(place), os.path.realpath(directory)
+    try:
+        a, b = os.path.realpath(place), os.path.realpath(directory)
+    except ValueError:  # no path at all
+        return False
     return a == b or a.startswith(b + os.sep)
 
 

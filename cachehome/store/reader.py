@@ -33,6 +33,7 @@ LAYOUT = "cachehome-v1"
 _DIGITS = 8
 _DECODED = 4  # manifests kept
 _HASH = re.compile("[0-9a-f]{64}")
+_LARGEST_IDENTITY = 1 << 20  # bytes; one that is cut short is none
 _MOST_DIGITS = 18  # what JSON holds as a whole number; a longer name is a stray, and must not end the line
 _FIRST_WAIT = 0.05
 _LAG_TRIES = 5  # how often a listing is asked again that shows a generation which is not there
@@ -104,7 +105,7 @@ class Reader:
         """The build's identity, or the profile's, as it was published; None if it is not there."""
         name = f"{build}/profiles/{profile}/identity.json" if profile else f"{build}/identity.json"
         try:
-            found = document.read(self.backend.get(name))
+            found = document.read(self.backend.get(name, 0, _LARGEST_IDENTITY))
         except (NotInStore, IntegrityError, ValueError):
             return None
         return found if isinstance(found, dict) else None

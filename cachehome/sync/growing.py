@@ -1,7 +1,8 @@
 """Growing entries: files that their compiler rewrites with more in it, and that several workers fill apart.
 
-Inductor's timings of matrix products, `cache/<hash>`, are JSON objects of objects: those are merged key by key, ours
-before theirs. What is of no known format can't be merged, and the last one published wins.
+Inductor's timings of matrix products, `cache/<hash>`, are JSON objects of objects: those are merged key by key,
+and what the store has stays: two hosts that timed the same product would take turns for ever. What is of no known
+format can't be merged, and the last one published wins. No union is larger than `LARGEST`.
 """
 
 from __future__ import annotations
@@ -15,32 +16,38 @@ from cachehome.store.backend import Backend
 from cachehome.store.manifest import File, Pack
 from cachehome.store.pack import Layout, check_frame, decompressor
 
+LARGEST = 8 << 20
+
 
 def merged(ours: bytes, theirs: bytes) -> bytes | None:
-    """The union of two growing files, None if they have no format that is known."""
+    """*theirs* with what only *ours* has; *theirs* alone if that is too large, None if they have no known format."""
+    if ours.lstrip()[:1] != b"{" or theirs.lstrip()[:1] != b"{":
+        return None
+    if max(len(ours), len(theirs)) > LARGEST:
+        return theirs
     try:
-        one, two = json.loads(ours), json.loads(theirs)  # as their compiler does: a timing may be Infinity
+        # As their compiler reads them: a timing may be Infinity.
+        both = json.dumps(_union(json.loads(ours), json.loads(theirs)), sort_keys=True).encode()
     except (ValueError, RecursionError):
         return None
-    if not isinstance(one, dict) or not isinstance(two, dict):
-        return None
-    return json.dumps(_union(one, two), sort_keys=True).encode()
+    return both if len(both) <= LARGEST else theirs
 
 
 def same(one: bytes, two: bytes) -> bool:
     """Whether two JSON files say the same."""
-    try:
-        return bool(json.loads(one) == json.loads(two))
+    if one == two:
+        return True
+    try:  # as text: NaN is not even itself
+        return json.dumps(json.loads(one), sort_keys=True) == json.dumps(json.loads(two), sort_keys=True)
     except (ValueError, RecursionError):
-        return one == two
+        return False
 
 
 def _union(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    both = dict(theirs)
-    for key, value in ours.items():
-        other = both.get(key)
-        together = isinstance(value, dict) and isinstance(other, dict)
-        both[key] = _union(value, dict(other or {})) if together else value
+    both = ours | theirs
+    for key in ours.keys() & theirs.keys():
+        if isinstance(ours[key], dict) and isinstance(theirs[key], dict):
+            both[key] = _union(ours[key], theirs[key])
     return both
 
 
