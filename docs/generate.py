@@ -106,7 +106,7 @@ directory; a file that matches none stays where it is.
 
 {table(["family", "kind", "pattern"], parts)}
 `tree`: a directory, whole. `file`: each file. `stem`: the files that share the group. `growing`: a file that its compiler
-rewrites with more in it; the last one wins.
+rewrites with more in it; what two hosts made is merged where its format is known, else the last one wins.
 
 A slim restore leaves these files out: {slim}.
 

@@ -98,3 +98,12 @@ def test_it_stops_growing_and_reads_rubbish(tmp_path: Path) -> None:
         nowhere.keep("k", parts_of(BASE), {})
         nowhere.keep("../k", parts_of(BASE), {})
         assert nowhere.read("k") is None
+
+
+def test_a_part_that_is_no_utf8_can_be_published(tmp_path: Path) -> None:
+    lines = [*BASE, "[9] inductor_config[caf\udce9]: 1", "[9] fx_kwargs[\ud800]: 1"]
+    Graphs(str(tmp_path)).keep("k0", parts_of(lines), {"TORCHINDUCTOR_NOTE": "\udce9"})
+    found = list((tmp_path / DIRECTORY).iterdir())
+    assert len(found) == 2
+    assert all(check(f"{DIRECTORY}/{path.name}", path.read_bytes()) == "" for path in found)
+    assert Graphs(str(tmp_path)).nearest(parts_of(lines))[0] == []

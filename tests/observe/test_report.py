@@ -66,3 +66,26 @@ def test_nothing_was_counted(
     write(write_to, 1, fx_hits=1)
     assert main(["report"]) == 0
     assert "run1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "details", [[1], {"directories": ["a"]}, {"relocated": [1]}, {"directories": {"inductor": "\0"}}]
+)
+@pytest.mark.parametrize("outcome", ["hit", "miss"])
+def test_a_restore_of_other_types_is_no_reason_to_fall_over(
+    outcome: str, details: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, 1, fx_hits=1)
+    with open(tmp_path / "activity-1.jsonl", "a") as file:
+        file.writelines(
+            json.dumps(row) + "\n"
+            for row in (
+                {"event": "directories", "inductor": "/a", "triton": "/b"},
+                {"event": "restored", "outcome": outcome, "reason": "x", "details": details},
+                {"event": "changed", "text": "TORCHINDUCTOR_NOTE: caf\udce9 became 1"},
+            )
+        )
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path), "--html", str(page)]) == 0
+    assert "caf? became 1" in capsys.readouterr().out
+    assert "caf? became 1" in page.read_text()
