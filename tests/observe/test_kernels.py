@@ -120,3 +120,29 @@ def test_a_worker_that_is_killed_has_written_seldom_and_all(tmp_path: Path) -> N
     assert int(done.stdout) < 50
     assert os.listdir(tmp_path) == [kernels.TIMES]
     assert files.parse((tmp_path / kernels.TIMES).read_bytes())
+
+
+ENDS = """
+import multiprocessing, sys
+from cachehome.observe import kernels
+
+def work(live):
+    sys.argv[0] = "/x/compile_worker/__main__.py"
+    kernels._cost = 1e6  # nothing is written until the end
+    for number in range(3):
+        kernels._remember(live, f"K{number}", 1.0)
+
+child = multiprocessing.get_context("fork").Process(target=work, args=sys.argv[1:])
+kernels._written_at = kernels.time.monotonic()
+child.start()
+child.join()
+sys.exit(child.exitcode)
+"""
+
+
+def test_a_worker_writes_at_its_end(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(kernels.known(str(tmp_path))) == {"K0", "K1", "K2"}
