@@ -1,8 +1,8 @@
 """Publish: from the live directories to a new generation, only what the newest one lacks.
 
-    scan      entries of each family, by stat alone
+    scan      entries of each family, by stat alone, and only where something may have changed
     compare   with the newest generation: same bytes: nothing to do; other bytes under the same name: the first
-              one wins, and it is counted; growing entries: the last one wins
+              one wins, and it is counted; growing entries are merged, or the last one wins
     pack      new files, read once (packing.py)
     upload    packs, then identities
     commit    the next generation (store.py)
