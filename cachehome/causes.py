@@ -160,10 +160,8 @@ def _used_last(store: Reader, builds: list[str]) -> list[str]:
             break
         with contextlib.suppress(NotInStore, IntegrityError, Untrusted):
             for profile in itertools.islice(store.profiles(build), _PROFILES):
-                for name in (
-                    "used",
-                    "identity.json",
-                ):  # a profile that nobody has come back to has the second alone
+                # A profile that nobody has come back to has the second alone.
+                for name in ("used", "identity.json"):
                     with contextlib.suppress(NotInStore):
                         age = store.backend.age(f"{build}/profiles/{profile}/{name}")
                         idle[build] = min(age, idle.get(build, age))

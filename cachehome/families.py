@@ -181,6 +181,31 @@ def catalogue(plugins: bool = False, problems: list[str] | None = None) -> "dict
     return rows
 
 
+def chosen(rows: "dict[str, Family]", names: "Iterable[str]") -> "list[Family]":
+    """Those of a catalogue's *rows* that are named; the default set if none is."""
+    wanted = set(names)
+    return [row for row in rows.values() if (row.name in wanted if wanted else row.default)]
+
+
+def check(names: "Iterable[str]", key: str, source: str) -> None:
+    """Raise `ConfigError` if one of *names*, from the setting *key*, is in no catalogue."""
+    rows = catalogue(plugins=True)
+    for name in names:
+        if name not in rows:
+            from cachehome.errors import ConfigError
+
+            known = ", ".join(rows)
+            # An option is what its user has typed; all else has to be looked for.
+            said = f"{source}: {name!r}" if source.startswith("--") else f"{key}: {name!r} (from {source})"
+            raise ConfigError(
+                f"{said} is not in the catalogue: {known}",
+                key=key,
+                source=source,
+                value=name,
+                allowed=known,
+            )
+
+
 def _any_plugin() -> bool:
     """Whether an installed package has rows for us. Asking importlib.metadata would cost 40 ms, nearly always for
     nothing."""

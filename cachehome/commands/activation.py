@@ -22,9 +22,7 @@ def chosen(settings: Settings, problems: list[str]) -> list[Family]:
         for name in settings.families
         if name not in known
     ]
-    return [
-        row for row in known.values() if (row.name in settings.families if settings.families else row.default)
-    ]
+    return families.chosen(known, settings.families)
 
 
 def resolution(settings: Settings, *, make: bool = False, without: Collection[str] = ()) -> home.Resolution:

@@ -78,22 +78,12 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
 
 def _check_names(settings: Settings) -> None:
     """Raise `ConfigError` for a family on the command line that no catalogue has."""
-    from cachehome.errors import ConfigError
-    from cachehome.families import catalogue
+    from cachehome import families
 
     for key in ("families", "require_warm"):
         source = settings.origin.get(key, "")
         if source.startswith("--"):
-            known = catalogue(plugins=True)
-            for name in getattr(settings, key):
-                if name not in known:
-                    raise ConfigError(
-                        f"{source}: {name!r} is not in the catalogue: {', '.join(known)}",
-                        key=key,
-                        source=source,
-                        value=name,
-                        allowed=", ".join(known),
-                    )
+            families.check(getattr(settings, key), key, source)
 
 
 def _quiet(_line: str) -> None:

@@ -210,14 +210,17 @@ def insist(record: Record, settings: Settings) -> None:
         name for name in settings.require_warm if record.outcome != "hit" or (warm and not warm.get(name))
     ]
     if cold:
-        raise NotWarm(f"require_warm: {', '.join(cold)}: no warm start ({record.line()})", families=cold)
+        raise _not_warm(cold, record.line())
 
 
 def insist_on(settings: Settings, why_not: object) -> None:
     """Raise `NotWarm` if *settings* ask for families where nothing can be restored."""
     if settings.require_warm:
-        wanted = list(settings.require_warm)
-        raise NotWarm(f"require_warm: {', '.join(wanted)}: no warm start ({why_not})", families=wanted)
+        raise _not_warm(list(settings.require_warm), why_not)
+
+
+def _not_warm(cold: list[str], why: object) -> NotWarm:
+    return NotWarm(f"require_warm: {', '.join(cold)}: no warm start ({why})", families=cold)
 
 
 def unsynced(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
@@ -230,18 +233,12 @@ def unsynced(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
 def _resolve(settings: Settings, environ: Mapping[str, str], **wishes: Any) -> home.Resolution:
     return home.resolve(
         environment(environ, settings),
-        families=_chosen(settings),
+        families=families.chosen(families.catalogue(plugins=True), settings.families),
         local=settings.local or None,
         slot=settings.slot or None,
         make=True,
         **wishes,
     )
-
-
-def _chosen(settings: Settings) -> list[families.Family]:
-    """The rows of the catalogue that *settings* ask for, those of plug-ins included."""
-    rows = families.catalogue(plugins=True).values()
-    return [row for row in rows if (row.name in settings.families if settings.families else row.default)]
 
 
 def _keep(who: Identity, directory: str | None) -> str:

@@ -21,7 +21,7 @@ import time
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from cachehome.home import APPLIED
-from cachehome.settings import BY_KEY, NOT_SETTINGS, PREFIX
+from cachehome.settings import BY_KEY, BY_VARIABLE, NOT_SETTINGS, PREFIX
 from cachehome.sync.record import Record
 
 if TYPE_CHECKING:
@@ -200,11 +200,10 @@ def failure(action: str, reason: str, outcome: str = "unavailable", **details: A
 
 def environment(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
     """*environ* for a child that must see just these *settings*, wherever they came from."""
-    settings_of_it = {row.variable for row in BY_KEY.values()}
     child = {
         k: v
         for k, v in environ.items()
-        if k in NOT_SETTINGS or not (k.startswith(PREFIX) or k in settings_of_it)
+        if k in NOT_SETTINGS or not (k.startswith(PREFIX) or k in BY_VARIABLE)
     }
     child["CACHEHOME_CONFIG"] = os.devnull
     for key, origin in settings.origin.items():

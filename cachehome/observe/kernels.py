@@ -172,9 +172,8 @@ def _alone(live: str) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(
-                descriptor, fcntl.LOCK_UN
-            )  # a child that was forked meanwhile has the descriptor, too
+            # A child that was forked meanwhile has the descriptor, too.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 

@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cachehome.errors import ConfigError
 from cachehome.store import document
 from cachehome.sync import table
 from cachehome.sync.scan import OWN
@@ -207,22 +206,8 @@ def in_effect(settings: Settings) -> dict[str, str]:
     """
     from cachehome import families, home
 
-    catalogue = families.catalogue(plugins=True)
-    unknown = [name for name in settings.families if name not in catalogue]
-    if unknown:
-        raise ConfigError(
-            f"families: {unknown[0]!r} (from {settings.origin['families']}) is not in the catalogue:"
-            f" {', '.join(catalogue)}",
-            key="families",
-            source=settings.origin["families"],
-            value=unknown[0],
-            allowed=", ".join(catalogue),
-        )
-    chosen = [
-        row
-        for row in catalogue.values()
-        if (row.name in settings.families if settings.families else row.default)
-    ]
+    families.check(settings.families, "families", settings.origin["families"])
+    chosen = families.chosen(families.catalogue(plugins=True), settings.families)
     return home.directories(
         os.environ, families=chosen, local=settings.local or None, slot=settings.slot or None, make=True
     )
