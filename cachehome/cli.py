@@ -9,6 +9,7 @@ verb that was asked for is imported.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import sys
@@ -122,15 +123,21 @@ def _told(act: Callable[[], int]) -> int:
 
 
 def _run(verb: str, words: list[str], *, guard: bool) -> int:
-    args = parser_of(verb).parse_args(words)
-    given = {
-        key.removeprefix("setting_"): value
-        for key, value in vars(args).items()
-        if key.startswith("setting_") and value is not None
-    }
-    module = importlib.import_module(VERBS[verb][0])
-    lenient = getattr(module, "LENIENT", False)
-    settings = settings_module.Settings.load(command_line=given, lenient=lenient)
+    collecting = gc.isenabled()
+    gc.disable()  # nothing of what is imported is garbage
+    try:
+        args = parser_of(verb).parse_args(words)
+        given = {
+            key.removeprefix("setting_"): value
+            for key, value in vars(args).items()
+            if key.startswith("setting_") and value is not None
+        }
+        module = importlib.import_module(VERBS[verb][0])
+        lenient = getattr(module, "LENIENT", False)
+        settings = settings_module.Settings.load(command_line=given, lenient=lenient)
+    finally:
+        if collecting:
+            gc.enable()
 
     def act() -> int:
         code = module.run(args, settings)
@@ -184,4 +191,6 @@ def _near(verb: str) -> str:
 
 def console() -> NoReturn:
     """The entry point of the installed command."""
-    sys.exit(main(guard=True))
+    code = main(guard=True)
+    gc.freeze()  # the interpreter would look through all there is once more
+    sys.exit(code)

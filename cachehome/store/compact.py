@@ -311,15 +311,15 @@ class _Source:
         self.packs = packs
         self.layouts = {sha256: Layout(pack) for sha256, pack in packs.items()}
         self.decode = decompressor()
-        self.frames: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self.frames: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
 
     def read(self, place: Place) -> Iterator[memoryview]:
         sha256, offset, size = place
         for piece in self.layouts[sha256].pieces(offset, size):
             raw = self._frame(sha256, piece.frame)
-            yield memoryview(raw)[piece.start : piece.start + piece.length]
+            yield raw[piece.start : piece.start + piece.length]
 
-    def _frame(self, sha256: str, number: int) -> bytes:
+    def _frame(self, sha256: str, number: int) -> memoryview:
         if (sha256, number) not in self.frames:
             pack, layout = self.packs[sha256], self.layouts[sha256]
             size, raw, _ = pack.frames[number]

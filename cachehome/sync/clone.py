@@ -147,7 +147,7 @@ def restored(directories: Mapping[str, str]) -> list[Target]:
 
 
 def _model(identity: Identity, source: Target) -> _Model:
-    live, table = source.live, source.table
+    live, table = source.live, source.whole_table()
     stamp = live.stamp()
     if stamp is None or stamp.build != identity.build_key:
         raise ValueError(f"{live.directory} was not restored for this build")

@@ -18,7 +18,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachehome.store import document
@@ -101,9 +101,9 @@ class Live:
         except (OSError, ValueError):
             return {}
 
-    def write_table(self, known: Table) -> None:
-        """Replace the known hashes. Two workers may race: a lost row costs one hash."""
-        self._replace("files", table.write(known))
+    def write_table(self, known: Table, fresh: Iterable[str] = ()) -> None:
+        """Replace the known hashes; *fresh* lines are newer ones. Two workers may race: a lost row costs one hash."""
+        self._replace("files", table.write(known, fresh))
 
     def suspects(self) -> list[str]:
         """Packs of the store that a restore found damaged, for the next publish to look at."""
@@ -122,13 +122,13 @@ class Live:
             return None
 
     def _store(self, name: str, content: Any) -> None:
-        self._replace(name, document.write(content))
+        self._replace(name, [document.write(content)])
 
-    def _replace(self, name: str, data: bytes) -> None:
+    def _replace(self, name: str, pieces: Iterable[bytes]) -> None:
         path = os.path.join(self.own, name)
         temporary = f"{path}.{os.urandom(16).hex()}"
         with open(temporary, "wb", opener=_only_mine) as file:
-            file.write(data)
+            file.writelines(pieces)
         os.replace(temporary, path)
 
     # -- moving things ------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ can't.
 from __future__ import annotations
 
 import contextlib
+import gc
 import marshal
 import os
 import select
@@ -159,6 +160,7 @@ def _wide_pipe() -> tuple[int, int]:
 def _child(function: Callable[[Task], Any], tasks: Sequence[Task], tokens: int, mine: int) -> None:
     """The life of a forked worker. Never returns: nothing of the parent's may run twice."""
     status = 1
+    gc.disable()  # a short life; it would look at what is shared with our parent, and so copy it
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -170,51 +172,68 @@ def _child(function: Callable[[Task], Any], tasks: Sequence[Task], tokens: int, 
                 import pickle
 
                 failed, data = 1, pickle.dumps(error)
-            view = memoryview(_HEADER.pack(failed, number, len(data)) + data)
-            while view:
-                view = view[os.write(mine, view) :]
+            _send(mine, _HEADER.pack(failed, number, len(data)))
+            _send(mine, data)
         status = 0
     finally:
         os._exit(status)
 
 
+def _send(end: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(end, view) :]
+
+
+class _Answers:
+    """What comes through the pipe of one worker: a header, then as many bytes as it tells, again and again."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self._memory = bytearray(_READ)  # used for one answer after the other: new pages are dear
+        self._filled = 0
+        self._wanted = _HEADER.size
+        self._failed = self._number = -1
+
+    def read(self, done: dict[int, Any]) -> bool:
+        """Take what is there, and add what is whole to *done*; False if the worker has ended. Raises what it raised."""
+        count = os.readv(self.end, [memoryview(self._memory)[self._filled : self._wanted]])
+        self._filled += count
+        if self._filled == self._wanted:
+            self._filled = 0
+            if self._number < 0:
+                self._failed, self._number, self._wanted = _HEADER.unpack_from(self._memory)
+                if self._wanted > len(self._memory):
+                    self._memory = bytearray(self._wanted)
+            else:
+                done[self._number] = self._answer(memoryview(self._memory)[: self._wanted])
+                self._number, self._wanted = -1, _HEADER.size
+        return count > 0
+
+    def _answer(self, data: memoryview) -> Any:
+        if self._failed:
+            import pickle
+
+            raise pickle.loads(data)  # noqa: S301 our own child
+        return marshal.loads(data)  # noqa: S302 our own child
+
+
 def _collect(children: dict[int, int], count: int, deadline: float | None) -> Iterator[Any]:
-    buffers: dict[int, bytearray] = {results: bytearray() for results in children}
+    answers = {end: _Answers(end) for end in children}
     done: dict[int, Any] = {}
     poll = select.poll()
-    for results in buffers:
-        poll.register(results, select.POLLIN | select.POLLHUP)
+    for end in answers:
+        poll.register(end, select.POLLIN | select.POLLHUP)
     for wanted in range(count):
         while wanted not in done:
+            if not answers:
+                raise ChildProcessError("a worker died")
             left = _left(deadline)
             ready = poll.poll(None if left is None else left * 1000)
             if not ready:
                 raise TimeoutError("workers did not answer in time")
-            for results, _ in ready:
-                data = os.read(results, _READ)
-                if not data:
-                    poll.unregister(results)
-                    del buffers[results]
-                    if not buffers and not done and wanted < count:
-                        raise ChildProcessError("a worker died")
-                    continue
-                buffers[results] += data
-                _take(buffers[results], done)
-            if not buffers and wanted not in done:
-                raise ChildProcessError("a worker died")
+            for end, _ in ready:
+                if not answers[end].read(done):
+                    poll.unregister(end)
+                    del answers[end]
         yield done.pop(wanted)
-
-
-def _take(buffer: bytearray, done: dict[int, Any]) -> None:
-    while len(buffer) >= _HEADER.size:
-        failed, number, length = _HEADER.unpack_from(buffer)
-        end = _HEADER.size + length
-        if len(buffer) < end:
-            return
-        data = bytes(memoryview(buffer)[_HEADER.size : end])
-        del buffer[:end]
-        if failed:
-            import pickle
-
-            raise pickle.loads(data)  # noqa: S301 our own child
-        done[number] = marshal.loads(data)  # noqa: S302 our own child

@@ -186,13 +186,15 @@ class _Publish(Work):
         ]
         try:
             with self.phases("pack"):
+                made = 0
                 for spool in spools:
-                    spool.make()
+                    spool.make(made)
+                    made += len(spool.packs)
             addition = self._addition(spools, base, wanted)
             if not addition.entries and not mend and (head is not None or not kept):
                 return self._done(head, "nothing_sound")
-            made = sum(pack.size for spool in spools for pack, _ in spool.packs)
-            limit = self._over_limit(store, made)
+            size = sum(pack.size for spool in spools for pack, _ in spool.packs)
+            limit = self._over_limit(store, size)
             if limit:
                 return limit
             with self.phases("upload"):
@@ -226,7 +228,7 @@ class _Publish(Work):
             entries=len(addition.entries),
             files=len(files),
             bytes=sum(file.size for file in files),
-            fetched_bytes=made,
+            fetched_bytes=size,
         )
 
     def _unreadable(self, number: int, error: StoreError) -> None:
@@ -397,8 +399,7 @@ class _Publish(Work):
                     if entry is None:
                         left_out[f"{self.sources[number].family.name}/{name}"] = problem
                         continue
-                    files = tuple(file._replace(pack=file.pack + len(packs)) for file in entry.files)
-                    entries[entry.key] = entry._replace(files=files)
+                    entries[entry.key] = entry
                     if self.sources[number].local[name].growing:
                         growing.add(entry.key)
             packs += (pack._replace(origin=origin) for pack, _ in spool.packs)
@@ -425,7 +426,7 @@ class _Publish(Work):
         """Keep the hashes, so that the next publish need not read what it published now."""
         for spool, numbers in zip(spools, self.sets, strict=True):
             for number in numbers:
-                self.sources[number].keep_table(spool.rows(number))
+                self.sources[number].keep_table(spool.rows[number])
 
 
 def _merges(entry: LocalEntry) -> bool:

@@ -408,7 +408,7 @@ class _Restore(Work):
                 if members and _move(target, entry, members, made):
                     target.moved.append((entry, members))
                     files += len(members)
-            target.live.write_table(target.table)
+            target.live.write_table(target.table, target.fresh)
         entries = sum(len(target.moved) for target in self.targets)
         return entries, files, plan.size if entries else 0
 

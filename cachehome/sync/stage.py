@@ -19,7 +19,7 @@ from cachehome.store.pack import Layout, check_frame, decompressor, named
 from cachehome.sync import parallel, portable
 from cachehome.sync.live import Live
 from cachehome.sync.scan import LocalEntry
-from cachehome.sync.table import Table, row, status
+from cachehome.sync.table import Table, line, parse, row, status
 
 _READ = 4 << 20  # stored bytes that a worker reads at once
 # The cost of a task, in raw bytes and what creating a file is worth in them: enough that opening a pack does not count,
@@ -40,11 +40,17 @@ class Target:
         self.live = live
         self.local: dict[str, LocalEntry] = {}
         self.table: Table = {}
+        self.fresh: list[str] = []
+        """Lines that its table gets, as text: those of the files that were staged."""
         self.wanted: list[Entry] = []
         self.moved: list[tuple[Entry, list[str]]] = []
         """What came into the directory, with the suffixes of its files."""
         self.staging = ""
         self.descriptor = -1
+
+    def whole_table(self) -> Table:
+        """The table with the fresh lines."""
+        return self.table | parse("\n".join(self.fresh))
 
     def open_staging(self) -> None:
         """Make the staging directory that files are written into."""
@@ -125,11 +131,10 @@ class Plan:
         tasks = self.tasks()
         fetched = 0
         stager = _Stager(self, backend)
-        tables = [target.table for target in self.targets]
-        for task, (read, rows) in zip(tasks, parallel.each(stager, tasks, deadline=deadline), strict=True):
+        for read, texts in parallel.each(stager, tasks, deadline=deadline):
             fetched += read
-            for place, found in zip(task.places, rows, strict=True):
-                tables[place[3]][place[4]] = found
+            for target, text in zip(self.targets, texts, strict=True):
+                target.fresh += [text] if text else []
         return fetched
 
 
@@ -161,23 +166,24 @@ class _Stager:
             {entry.name: entry for entry in target.wanted if entry.files[0].suffix[:1] == "/"}
             for target in plan.targets
         ]
+        read = [pack for pack, found in zip(plan.manifest.packs, plan.places, strict=True) if found]
+        self.largest = max((raw for pack in read for _, raw, _ in pack.frames), default=0)
+        self._idle: list[_Decoder] = []  # dear to make, and each serves one thread at a time
 
     def __call__(self, task: Task) -> tuple[int, list[str]]:
-        """(stored bytes read, the row of the table for each file)."""
-        frames = _Frames(self.backend, f"{self.plan.manifest.build}/{task.pack.name}", task)
+        """(stored bytes read, for each target the lines of its table)."""
+        decoder = self._idle.pop() if self._idle else _Decoder(self.largest)
+        frames = _Frames(self.backend, f"{self.plan.manifest.build}/{task.pack.name}", task, decoder)
         starts = task.layout.starts
-        rows = []
+        lines: list[list[str]] = [[] for _ in self.descriptors]
         begin = end = 0
-        raw = data = memoryview(b"")
+        raw = memoryview(b"")
         for place in task.places:
             offset, size, sha256 = place[:3]
             if not begin <= offset < end:
                 frame = task.layout.frame_at(offset)
                 begin, end = starts[frame], starts[frame + 1]
-                raw = data = memoryview(
-                    b""
-                )  # whose memory the next one takes: fresh pages would cost a tenth
-                raw = memoryview(frames.raw(frame)) if size else raw
+                raw = frames.raw(frame) if size else raw
             if offset + size <= end:
                 data = raw[offset - begin : offset - begin + size]
                 # What is run or read is hashed. Texts that a warm start never reads are three quarters of the
@@ -186,13 +192,14 @@ class _Stager:
                     pass
                 elif hashlib.sha256(data).hexdigest() != sha256:
                     raise _damaged(place)
-                rows.append(self._write(place, [data]))
+                lines[place[3]].append(self._write(place, [data]))
             else:
                 # Longer than a frame: written as it is decoded, and checked at its end, in the staging
                 # directory.
-                rows.append(self._write(place, _stream(frames, task.layout, place)))
+                lines[place[3]].append(self._write(place, _stream(frames, task.layout, place)))
                 begin = end = 0
-        return frames.read, rows
+        self._idle.append(decoder)
+        return frames.read, ["\n".join(found) for found in lines]
 
     def _write(self, place: Place, parts: Iterable[bytes | memoryview]) -> str:
         sha256, number, path, mode = place[2:]
@@ -204,7 +211,7 @@ class _Stager:
         except FileNotFoundError:
             self._make_parents(number, path.rpartition("/")[0])
             descriptor = os.open(path, _FLAGS, mode, dir_fd=at)
-        return row(sha256, *fill(descriptor, parts))
+        return line(path, row(sha256, *fill(descriptor, parts)))
 
     def _make_parents(self, number: int, parents: str) -> None:
         try:
@@ -242,7 +249,7 @@ def fill(descriptor: int, parts: Iterable[bytes | memoryview]) -> tuple[int, int
 def _stream(frames: _Frames, layout: Layout, place: Place) -> Iterator[memoryview]:
     running = hashlib.sha256()
     for piece in layout.pieces(place[0], place[1]):
-        part = memoryview(frames.raw(piece.frame))[piece.start : piece.start + piece.length]
+        part = frames.raw(piece.frame)[piece.start : piece.start + piece.length]
         running.update(part)
         yield part
     if running.hexdigest() != place[2]:
@@ -253,23 +260,34 @@ def _damaged(place: Place) -> IntegrityError:
     return IntegrityError(f"{place[4]} is not what the manifest says", name=place[4], reason="file_damaged")
 
 
+class _Decoder:
+    """Decodes one frame at a time, each into the memory of the last one, up to *largest* bytes."""
+
+    def __init__(self, largest: int) -> None:
+        self.decode = decompressor()
+        self.memory = memoryview(bytearray(largest))
+
+    def __call__(self, stored: memoryview, size: int) -> memoryview:
+        return self.decode(stored, size, self.memory)
+
+
 class _Frames:
     """The frames that a task needs, in order, read some MB at a time. `read`: stored bytes so far."""
 
-    def __init__(self, backend: Backend, name: str, task: Task) -> None:
+    def __init__(self, backend: Backend, name: str, task: Task, decode: _Decoder) -> None:
         self.backend = backend
         self.name = name
         self.pack = task.pack
         self.stored = task.layout.stored
         last = task.places[-1]
         self.end = task.layout.frame_at(max(0, last[0] + last[1] - 1)) + 1
-        self.decode = decompressor()
+        self.decode = decode
         self.buffer = memoryview(b"")
         self.begin = 0
         self.read = 0
 
-    def raw(self, number: int) -> bytes:
-        """The raw bytes of frame *number*, verified before it was decoded."""
+    def raw(self, number: int) -> memoryview:
+        """The raw bytes of frame *number*, verified before it was decoded; good until the next one is."""
         stored = self._get(number)
         check_frame(stored, self.pack, number)
         return self.decode(stored, self.pack.frames[number][1])

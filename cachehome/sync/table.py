@@ -11,7 +11,8 @@ which nobody can set, and what was in it. Only a file that is written in place c
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,21 +22,48 @@ Table = dict[str, str]
 """Path to the rest of its line."""
 
 _HASH = 64  # digits
+_PIECE = 500  # rows
 
 
 def read(data: bytes) -> Table:
     """The table in *data*. Raises ValueError if it is none."""
-    words = os.fsdecode(data).replace("\n", "\t").split("\t") if data else []
+    return parse(os.fsdecode(data))
+
+
+def parse(text: str) -> Table:
+    """The table that lines of *text* make. Raises ValueError if they are none."""
+    words = text.replace("\n", "\t").split("\t") if text else []
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
-def write(table: Table) -> bytes:
-    """The bytes of *table*, without what a line can't hold: a lost row costs one hash."""
-    text = "\n".join(map("\t".join, table.items()))
-    if text.count("\n") >= len(table) or text.count("\t") > len(table):
-        table = {path: row for path, row in table.items() if not {"\n", "\t"} & {*path, *row}}
-        text = "\n".join(map("\t".join, table.items()))
-    return os.fsencode(text)
+def write(table: Table, fresh: Iterable[str] = ()) -> Iterator[bytes]:
+    """The bytes of *table*, and of *fresh* lines after it, piece by piece: the whole would take new memory twice.
+
+    A path that a line can't hold is left out: a lost row costs one hash.
+    """
+    begin = b""
+    for text in chain(map(_text, _pieces(table)), fresh):
+        if text:
+            yield begin + os.fsencode(text)
+            begin = b"\n"
+
+
+def _pieces(table: Table) -> Iterator[list[tuple[str, str]]]:
+    rows = iter(table.items())
+    while piece := list(islice(rows, _PIECE)):
+        yield piece
+
+
+def _text(piece: list[tuple[str, str]]) -> str:
+    text = "\n".join(map("\t".join, piece))
+    if text.count("\n") >= len(piece) or text.count("\t") > len(piece):
+        text = "\n".join(line(path, row) for path, row in piece if not {"\n", "\t"} & {*path, *row})
+    return text
+
+
+def line(path: str, row: str) -> str:
+    """The line of a file or a tree; *path* holds no control character."""
+    return f"{path}\t{row}"
 
 
 def row(sha256: str, size: int, mtime_ns: int, inode: int, mode: int) -> str:
