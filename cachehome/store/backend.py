@@ -20,7 +20,10 @@ class Backend(Protocol):
         """The bytes of *name*, or *length* of them from *offset* (fewer at its end). Raises `NotInStore`."""
 
     def put(self, name: str, source: str | bytes) -> None:
-        """Create or replace *name* whole, with the content of the local file *source*, or with these bytes."""
+        """Create or replace *name* whole, with the content of the local file *source*, or with these bytes.
+
+        Nobody writes to that file any more: it may get *name* as a second one of its own.
+        """
 
     def put_new(self, name: str, data: bytes) -> bool:
         """Create *name* with these bytes if it does not exist; False if it does.

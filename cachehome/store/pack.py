@@ -11,6 +11,7 @@ file lies, and holds the sha256 of every frame, so that no byte is decoded befor
 from __future__ import annotations
 
 import hashlib
+import mmap
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -82,6 +83,11 @@ def _long_member(path: str, size: int, mode: int) -> bytes:
 def padding(size: int) -> bytes:
     """What follows a member's bytes up to the next block."""
     return bytes(-size % BLOCK)
+
+
+def memory(size: int) -> memoryview:
+    """Memory for frames, of which only those pages cost something that are used."""
+    return memoryview(mmap.mmap(-1, max(size, 1)))
 
 
 def compressor(compression: str) -> Callable[[bytes | memoryview], bytes]:

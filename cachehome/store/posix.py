@@ -290,7 +290,8 @@ class PosixBackend:
     def _put(self, name: str, path: str, source: str | bytes) -> None:
         temporary = self._temporary(name)
         try:
-            self._write(temporary, source)
+            if isinstance(source, bytes) or not self._linked(temporary, source):
+                self._write(temporary, source)
             os.rename(temporary, path)
         finally:
             _remove(temporary)
@@ -365,6 +366,21 @@ class PosixBackend:
                     while block := original.read(_BLOCK):
                         _write_all(descriptor, block)
             _sync(descriptor)
+
+    def _linked(self, path: str, source: str) -> bool:
+        """Give the file *source* the new name *path*, too, instead of copying it; False where that can't be done."""
+        try:
+            self._make_directories(os.path.dirname(path))
+            os.link(source, path)
+        except OSError:
+            return (
+                False  # another file system, or none with links; if it is something else, copying tells what
+            )
+        with open(path, "rb", buffering=0, opener=_no_link) as file:
+            self._own(file.fileno(), self._modes()[1])
+            os.utime(file.fileno())  # its age counts from now
+            _sync(file.fileno())
+        return True
 
     def _modes(self) -> tuple[int, int, int]:
         """(mode of directories, mode of files, group) of what is made: who may read the root may read it."""
@@ -454,6 +470,10 @@ def _read(descriptor: int, offset: int, wanted: int) -> bytes:
         parts.append(data)
         have += len(data)
     return b"".join(parts)
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

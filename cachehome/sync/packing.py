@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from cachehome.store.manifest import Entry, File, Pack
-from cachehome.store.pack import BLOCK, END, FRAME, compressor, member, padding
+from cachehome.store.pack import BLOCK, END, FRAME, compressor, member, memory, padding
 from cachehome.sync import parallel, portable
 from cachehome.sync.scan import LocalFile
 from cachehome.sync.source import Source
@@ -172,6 +172,7 @@ def _tasks(members: list[_Member], ir: bool) -> Iterator[_Task]:
 _AROUND = 3 * BLOCK
 _AROUND_LONG = 16 * BLOCK
 _SHORT = 80
+_ENOUGH = 4 * FRAME  # for most frames
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -187,21 +188,20 @@ class _Packer:
         self.roots = [f"{source.live.directory}/" for source in sources]
         self.prefixes = [f"{source.family.name}/" for source in sources]
         # A compressor and a frame's memory are dear to make, and each serves one thread at a time.
-        self._idle: list[tuple[Callable[[memoryview], bytes], bytearray]] = []
+        self._idle: list[tuple[Callable[[memoryview], bytes], memoryview]] = []
 
     def __call__(self, task: _Task) -> tuple[list[_Frame], list[_Found]]:
         """(frames, what there is to say of each file)."""
-        compress, memory = self._idle.pop() if self._idle else (compressor(self.compression), bytearray())
+        compress, view = self._idle.pop() if self._idle else (compressor(self.compression), memory(_ENOUGH))
         needed = sum(map(self._room, task.members))
-        if needed > len(memory):
-            memory = bytearray(needed)
-        view = memoryview(memory)
+        if needed > len(view):
+            view = memory(needed)
         if task.long:
             made, found = self._long(task.members[0], view, compress)
         else:
             end, found = self._gather(task, view)
             made = [_stored(view[:end], compress)] if end else []
-        self._idle.append((compress, memory))
+        self._idle.append((compress, view))
         return made, found
 
     def _room(self, member: _Member) -> int:

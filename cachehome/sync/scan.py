@@ -170,8 +170,10 @@ class Trees:
         """Those of a settled tree, as they were when they were looked at."""
         return tuple(LocalFile(suffix, *status_of(self._table[tree + suffix])) for suffix in suffixes)
 
-    def learn(self, entries: Mapping[str, LocalEntry], now_ns: int) -> bool:
+    def learn(self, entries: Mapping[str, LocalEntry], fresh: Table, now_ns: int) -> bool:
         """Add rows to the table for trees that were looked at, if it knows all of their files; whether there is one.
+
+        *fresh*: rows of the table that are of files as they were looked at, which need no comparison.
 
         *now_ns*: the file system's time. What changed just before a look may have changed again after it, within the
         same tick of that clock, so that nothing would tell.
@@ -180,7 +182,11 @@ class Trees:
         learnt = {}
         for tree, found in self._looked_at.items():
             files = entries[tree].files if tree in entries and found.st_ctime_ns < until else ()
-            suffixes = [file.suffix for file in files if known(self._table, tree + file.suffix, file)]
+            suffixes = [
+                file.suffix
+                for file in files
+                if tree + file.suffix in fresh or known(self._table, tree + file.suffix, file)
+            ]
             if files and len(suffixes) == len(files) and not any("/" in suffix[1:] for suffix in suffixes):
                 learnt[tree] = tree_row(found, suffixes)
         self._table |= learnt

@@ -96,9 +96,10 @@ class Source:
 
     def keep_table(self, fresh: Table | None = None) -> None:
         """Write the table if *fresh* rows, or others, are to be added. A directory that may only be read has none."""
-        self.table |= fresh or {}
+        fresh = fresh or {}
+        self.table |= fresh
         with contextlib.suppress(OSError):
             self.live.make()
-            if self._trees.learn(self.local, self.live.now_ns()) or fresh or self._hashed:
+            if self._trees.learn(self.local, fresh, self.live.now_ns()) or fresh or self._hashed:
                 self.live.write_table(self.table)
                 self._hashed = False

@@ -15,7 +15,7 @@ from cachehome.errors import IntegrityError, NotInStore
 from cachehome.families import Family
 from cachehome.store.backend import Backend
 from cachehome.store.manifest import Entry, Manifest, Pack
-from cachehome.store.pack import Layout, check_frame, decompressor, named
+from cachehome.store.pack import Layout, check_frame, decompressor, memory, named
 from cachehome.sync import parallel, portable
 from cachehome.sync.live import Live
 from cachehome.sync.scan import LocalEntry
@@ -265,7 +265,7 @@ class _Decoder:
 
     def __init__(self, largest: int) -> None:
         self.decode = decompressor()
-        self.memory = memoryview(bytearray(largest))
+        self.memory = memory(largest)
 
     def __call__(self, stored: memoryview, size: int) -> memoryview:
         return self.decode(stored, size, self.memory)
