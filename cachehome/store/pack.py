@@ -87,7 +87,7 @@ def padding(size: int) -> bytes:
 
 def memory(size: int) -> memoryview:
     """Memory for frames, of which only those pages cost something that are used."""
-    return memoryview(mmap.mmap(-1, max(size, 1)))
+    return memoryview(mmap.mmap(-1, max(size, 1), access=mmap.ACCESS_COPY))  # shared pages would be dearer
 
 
 def compressor(compression: str) -> Callable[[bytes | memoryview], bytes]:
