@@ -159,6 +159,7 @@ class _Stager:
     def __init__(self, plan: Plan, backend: Backend) -> None:
         self.plan = plan
         self.backend = backend
+        self.texts = [target.family.ir for target in plan.targets]
         self.prefixes = [f"{target.family.name}/" for target in plan.targets]
         self.descriptors = [target.descriptor for target in plan.targets]
         # The entry whose directory is a key holds a group in it: which of its children will be there?
@@ -174,44 +175,48 @@ class _Stager:
         """(stored bytes read, for each target the lines of its table)."""
         decoder = self._idle.pop() if self._idle else _Decoder(self.largest)
         frames = _Frames(self.backend, f"{self.plan.manifest.build}/{task.pack.name}", task, decoder)
-        starts = task.layout.starts
+        starts, ir = task.layout.starts, task.pack.ir
         lines: list[list[str]] = [[] for _ in self.descriptors]
         begin = end = 0
         raw = memoryview(b"")
         for place in task.places:
-            offset, size, sha256 = place[:3]
+            offset, size, sha256, number, path, _ = place
             if not begin <= offset < end:
                 frame = task.layout.frame_at(offset)
                 begin, end = starts[frame], starts[frame + 1]
                 raw = frames.raw(frame) if size else raw
             if offset + size <= end:
-                data = raw[offset - begin : offset - begin + size]
+                data: bytes | memoryview = raw[offset - begin : offset - begin + size]
                 # What is run or read is hashed. Texts that a warm start never reads are three quarters of the
                 # bytes: they lie in a verified frame, and the tar header before them names them.
-                if task.pack.ir and named(raw, offset - begin, self.prefixes[place[3]] + place[4], size):
-                    pass
-                elif hashlib.sha256(data).hexdigest() != sha256:
-                    raise _damaged(place)
-                lines[place[3]].append(self._write(place, [data]))
+                text = ir and path.endswith(self.texts[number])
+                if not (text and named(raw, offset - begin, self.prefixes[number] + path, size)):
+                    if hashlib.sha256(data).hexdigest() != sha256:
+                        raise _damaged(place)
+                    if portable.is_group(path):
+                        data = self._group(number, path, bytes(data))
+                status = fill(self._create(place), (data,))
             else:
                 # Longer than a frame: written as it is decoded, and checked at its end, in the staging
                 # directory.
-                lines[place[3]].append(self._write(place, _stream(frames, task.layout, place)))
+                parts: Iterable[bytes | memoryview] = _stream(frames, task.layout, place)
+                if portable.is_group(path):
+                    parts = (self._group(number, path, b"".join(parts)),)
+                status = fill(self._create(place), parts)
                 begin = end = 0
+            lines[number].append(line(path, row(sha256, *status)))
         self._idle.append(decoder)
         return frames.read, ["\n".join(found) for found in lines]
 
-    def _write(self, place: Place, parts: Iterable[bytes | memoryview]) -> str:
-        sha256, number, path, mode = place[2:]
-        if portable.is_group(path):
-            parts = [self._group(number, path, b"".join(parts))]
+    def _create(self, place: Place) -> int:
+        """The descriptor of a new file in the staging directory."""
+        _, _, _, number, path, mode = place
         at = self.descriptors[number]
         try:
-            descriptor = os.open(path, _FLAGS, mode, dir_fd=at)
+            return os.open(path, _FLAGS, mode, dir_fd=at)
         except FileNotFoundError:
             self._make_parents(number, path.rpartition("/")[0])
-            descriptor = os.open(path, _FLAGS, mode, dir_fd=at)
-        return line(path, row(sha256, *fill(descriptor, parts)))
+            return os.open(path, _FLAGS, mode, dir_fd=at)
 
     def _make_parents(self, number: int, parents: str) -> None:
         try:
