@@ -235,14 +235,14 @@ class _Packer:
             if problem:
                 found.append((problem, 0, "", 0))
                 continue
-            size = len(data)
+            size, digest = len(data), hashlib.sha256(data).hexdigest()  # before it is moved
             header = member(self.prefixes[number] + path, size, file.mode)
             if len(header) != BLOCK or not isinstance(data, memoryview):
                 begin = end + len(header)
                 view[begin : begin + size] = data
             view[end:begin] = header
             end = begin + size
-            found.append(("", size, hashlib.sha256(data).hexdigest(), begin))
+            found.append(("", size, digest, begin))
             tail = padding(size)
             view[end : end + len(tail)] = tail
             end += len(tail)
