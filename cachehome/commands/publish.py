@@ -36,11 +36,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    import gc
-
     from cachehome.identity import identity
     from cachehome.sync.guard import publish
 
-    gc.disable()  # a short life with many small objects: collecting them would only cost time
     found = publish(settings, identity(settings), adopt=args.adopt)
     return output.record(found, json_wanted=args.json)

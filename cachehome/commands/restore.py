@@ -44,8 +44,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    import gc
-
     from cachehome.identity import identity
     from cachehome.sync.denied import LeaveOut
     from cachehome.sync.guard import restore
@@ -53,6 +51,5 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     leave_out = None
     if args.leave_out or args.cold:
         leave_out = LeaveOut.parse(args.leave_out or "", args.made_before, args.cold)
-    gc.disable()  # a short life with many small objects: collecting them would only cost time
     found = restore(settings, identity(settings), number=args.generation, leave_out=leave_out)
     return output.record(found, json_wanted=args.json)

@@ -10,7 +10,6 @@ These are what the verbs and `cachehome.restore`, `cachehome.publish` call.
 from __future__ import annotations
 
 import contextlib
-import gc
 import marshal
 import os
 import select
@@ -143,7 +142,6 @@ def _forked(deadline: float, transfer: Callable[[], Record], late: Callable[[str
 def _child(transfer: Callable[[], Record], mine: int) -> NoReturn:
     """The life of the forked child. Nothing of the parent's may run twice, so it never returns."""
     try:
-        gc.disable()  # it would look at, and so copy, what is shared with our parent, again and again
         # Whoever reads our parent's output must not wait for a child that was left behind.
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):

@@ -8,7 +8,6 @@ can't.
 from __future__ import annotations
 
 import contextlib
-import gc
 import marshal
 import os
 import select
@@ -160,7 +159,6 @@ def _wide_pipe() -> tuple[int, int]:
 def _child(function: Callable[[Task], Any], tasks: Sequence[Task], tokens: int, mine: int) -> None:
     """The life of a forked worker. Never returns: nothing of the parent's may run twice."""
     status = 1
-    gc.disable()  # a short life; it would look at what is shared with our parent, and so copy it
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -26,7 +26,7 @@ from cachehome.sync import copies, growing, portable
 from cachehome.sync.denied import damaged, denied_here
 from cachehome.sync.live import Live, Stamp, in_effect, trouble
 from cachehome.sync.packing import Spool
-from cachehome.sync.record import Record, Work, asked
+from cachehome.sync.record import Record, Work, asked, uncollected
 from cachehome.sync.restore import host_tag, other_build
 from cachehome.sync.scan import LocalEntry
 from cachehome.sync.source import Source
@@ -52,7 +52,8 @@ def publish(
     """
     work = _Publish(*asked(settings, identity), directories)
     try:
-        return work.run(adopt)
+        with uncollected():
+            return work.run(adopt)
     except ConfigError:
         raise
     except OSError as error:

@@ -13,6 +13,7 @@ fetched_bytes           bytes read from the store's packs, or written to it
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -92,6 +93,19 @@ def asked(settings: Settings | None, identity: Identity | None) -> tuple[Setting
 
         identity = identify(settings)
     return settings, identity
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Leave the cyclic garbage collector off: a transfer makes thousands of tuples and no garbage, and would have them
+    all looked at again and again, in forked workers page by page copied."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class Work:

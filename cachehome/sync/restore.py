@@ -29,7 +29,7 @@ from cachehome.store.store import Generation, Store
 from cachehome.sync import portable
 from cachehome.sync.denied import LeaveOut, denied_here, suspect
 from cachehome.sync.live import Live, Stamp, in_effect, ours, trouble
-from cachehome.sync.record import Record, Work, asked
+from cachehome.sync.record import Record, Work, asked, uncollected
 from cachehome.sync.scan import LocalEntry, Rules, scan
 from cachehome.sync.stage import Plan, Target
 from cachehome.sync.table import Table, known
@@ -59,7 +59,8 @@ def restore(
     """
     work = _Restore(*asked(settings, identity), directories, leave_out)
     try:
-        record = work.run(number)
+        with uncollected():
+            record = work.run(number)
     except ConfigError:
         raise
     except OSError as error:
