@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cachehome.sync import portable
 from cachehome.sync.scan import LocalEntry, Trees, scan
-from cachehome.sync.table import Table, known, row, sha256_of
+from cachehome.sync.table import HASH, Table, known, row
 
 if TYPE_CHECKING:
     from cachehome.families import Family
@@ -50,12 +50,11 @@ class Source:
 
     def has_settled(self, there: Entry) -> bool:
         """Whether a settled tree holds the files of *there*, and no others: most do, most times."""
-        suffixes, name = self.settled.get(there.name, ()), there.name
-        return len(suffixes) == len(there.files) and all(
-            # Both are in order.
-            suffix == stored.suffix and sha256_of(self.table[name + suffix]) == stored.sha256
-            for suffix, stored in zip(suffixes, there.files, strict=True)
-        )
+        suffixes, name, table = self.settled.get(there.name, []), there.name, self.table
+        # Both are in order.
+        return suffixes == [file.suffix for file in there.files] and [
+            table[name + suffix][:HASH] for suffix in suffixes
+        ] == [file.sha256 for file in there.files]
 
     def has(self, entry: LocalEntry, there: Entry) -> bool:
         """The same of an *entry* that was looked at: its files are as they were published or restored."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Table = dict[str, str]
 """Path to the rest of its line."""
 
-_HASH = 64  # digits
+HASH = 64  # digits of a hash, with which the row of a file begins
 _PIECE = 500  # rows
 
 
@@ -78,19 +78,19 @@ def status(found: os.stat_result) -> tuple[int, int, int, int]:
 
 def sha256_of(row: str) -> str:
     """The hash that the row of a file tells."""
-    return row[:_HASH]
+    return row[:HASH]
 
 
 def status_of(row: str) -> tuple[int, int, int, int]:
     """(size, mtime_ns, inode, mode) that the row of a file tells. Raises ValueError if it is no such row."""
-    size, mtime_ns, inode, mode = row[_HASH + 1 :].split(" ")
+    size, mtime_ns, inode, mode = row[HASH + 1 :].split(" ")
     return int(size), int(mtime_ns), int(inode), int(mode)
 
 
 def known(table: Table, path: str, file: LocalFile) -> str:
     """The hash of *file*, "" if it is not known or the file has changed since."""
     found = table.get(path, "")
-    return found[:_HASH] if found[_HASH:] == f" {file[1]} {file[2]} {file[3]} {file[4]}" else ""
+    return found[:HASH] if found[HASH:] == f" {file[1]} {file[2]} {file[3]} {file[4]}" else ""
 
 
 def tree_row(found: os.stat_result, suffixes: Iterable[str]) -> str:
