@@ -93,6 +93,35 @@ def test_a_file_is_put_whole(root: Path, tmp_path: Path) -> None:
     assert (root / "packs/a").read_bytes() == (tmp_path / "pack").read_bytes()
 
 
+def test_a_file_of_the_same_file_system_is_not_copied(root: Path, tmp_path: Path) -> None:
+    """It gets a second name, with the mode and the age that a copy would have."""
+    root.chmod(0o750)
+    pack = tmp_path / "pack"
+    pack.write_bytes(b"frames")
+    pack.chmod(0o600)
+    os.utime(pack, (1, 1))
+    backend = PosixBackend(str(root))
+    backend.put("packs/a", str(pack))
+    found = (root / "packs/a").stat()
+    assert (found.st_ino, stat.S_IMODE(found.st_mode)) == (pack.stat().st_ino, 0o640)
+    assert backend.age("packs/a") < 60
+    pack.unlink()
+    assert backend.get("packs/a") == b"frames"
+    assert leftovers(root) == []
+
+
+def test_a_file_of_another_file_system_is_copied(root: Path) -> None:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as pack:
+        if os.stat(pack.name).st_dev == root.stat().st_dev:
+            pytest.skip("one file system for all")
+        pack.write(b"frames")
+        pack.flush()
+        backend = PosixBackend(str(root))
+        backend.put("packs/a", pack.name)
+        assert backend.get("packs/a") == b"frames"
+        assert (root / "packs/a").stat().st_nlink == 1
+
+
 def test_a_name_of_255_letters(root: Path) -> None:
     backend = PosixBackend(str(root))
     backend.put("packs/" + "n" * 255, b"x")

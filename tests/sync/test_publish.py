@@ -255,6 +255,19 @@ def test_slim_publish_does_not_store_what_is_never_read(
     )
 
 
+def test_slim_publish_of_a_kernel_with_texts_only(
+    settings: Settings, identity: Identity, triton_cache: Path
+) -> None:
+    """A compiler that was killed early leaves one behind: there is nothing to publish of it."""
+    kernel = next(path for path in sorted(triton_cache.iterdir()) if len(path.name) == 52)
+    for file in kernel.iterdir():
+        if file.suffix not in (".ttir", ".source"):
+            file.unlink()
+    record = publish(settings.replace(slim="publish"), identity, {"triton": str(triton_cache)}, adopt=True)
+    assert (record.outcome, record.entries) == ("hit", 3)
+    assert list(record.details["left_out"]) == [f"triton/{kernel.name}"]
+
+
 def test_a_whole_copy_replaces_a_slim_one(
     store: Path, settings: Settings, identity: Identity, triton_cache: Path, tmp_path: Path
 ) -> None:
