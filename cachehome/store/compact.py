@@ -26,7 +26,16 @@ from cachehome.errors import NotInStore
 from cachehome.store import marks
 from cachehome.store.manifest import Entry, File, Manifest, Pack
 from cachehome.store.merge import COMPACTED, Key, Writer, digest
-from cachehome.store.pack import END, FRAME, Layout, check_frame, compressor, decompressor, member, padding
+from cachehome.store.pack import (
+    END,
+    FRAME,
+    Layout,
+    check_frame,
+    compressor,
+    decompressor,
+    padding,
+    tar_header,
+)
 from cachehome.store.reader import Head
 from cachehome.store.store import Store
 
@@ -284,7 +293,7 @@ def _write(
                 continue
             if len(buffer) + file.size > FRAME:
                 flush()
-            buffer += member(name, file.size, file.mode)
+            buffer += tar_header(name, file.size, file.mode)
             offsets.append(position + len(buffer))
             stored_at[name, file.sha256] = offsets[-1]
             running = hashlib.sha256()

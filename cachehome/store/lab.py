@@ -10,7 +10,7 @@ from cachehome.errors import IntegrityError, NotInStore
 from cachehome.store.backend import Backend
 from cachehome.store.manifest import Entry, File, Manifest, Pack
 from cachehome.store.merge import Addition
-from cachehome.store.pack import END, Layout, check_frame, compressor, decompressor, member, padding
+from cachehome.store.pack import END, Layout, check_frame, compressor, decompressor, padding, tar_header
 from cachehome.store.store import Generation, Store
 
 SCRATCH = "cachehome-stress"  # where a store is tried out, beside what it holds
@@ -90,7 +90,7 @@ def small_pack(files: dict[str, bytes]) -> tuple[Pack, bytes, dict[str, int]]:
     raw = bytearray()
     offsets = {}
     for path, data in sorted(files.items()):
-        raw += member(path, len(data), 0o600)
+        raw += tar_header(path, len(data), 0o600)
         offsets[path] = len(raw)
         raw += data + padding(len(data))
     raw += END

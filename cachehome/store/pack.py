@@ -41,7 +41,7 @@ class Piece(NamedTuple):
 _CHECKSUM = sum(b"0000000" * 2 + b"0" * 11 + b" " * 8 + b"0" + b"ustar00" + b"0000000" * 2)
 
 
-def member(path: str, size: int, mode: int) -> bytes:
+def tar_header(path: str, size: int, mode: int) -> bytes:
     """The tar header of a regular file: owner, group and time are zero, so that the same files give the same
     pack."""
     encoded = path.encode("utf-8", "surrogateescape")

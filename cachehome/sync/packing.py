@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from cachehome.store.manifest import Entry, File, Pack
-from cachehome.store.pack import BLOCK, END, FRAME, compressor, member, memory, padding
+from cachehome.store.pack import BLOCK, END, FRAME, compressor, memory, padding, tar_header
 from cachehome.sync import parallel, portable
 from cachehome.sync.scan import LocalFile
 from cachehome.sync.source import Source
@@ -153,15 +153,15 @@ def _tasks(members: list[_Member], ir: bool) -> Iterator[_Task]:
     """Cut *members* where a frame is full."""
     frame: list[_Member] = []
     size = 0
-    for member_ in members:
-        length = member_[4].size
+    for member in members:
+        length = member[4].size
         if frame and size + length > FRAME:
             yield _Task(frame, ir, False)
             frame, size = [], 0
         if length > FRAME:
-            yield _Task([member_], ir, True)
+            yield _Task([member], ir, True)
             continue
-        frame.append(member_)
+        frame.append(member)
         size += length + BLOCK
     if frame:
         yield _Task(frame, ir, False)
@@ -236,7 +236,7 @@ class _Packer:
                 found.append((problem, 0, "", 0))
                 continue
             size, digest = len(data), hashlib.sha256(data).hexdigest()  # before it is moved
-            header = member(self.prefixes[number] + path, size, file.mode)
+            header = tar_header(self.prefixes[number] + path, size, file.mode)
             if len(header) != BLOCK or not isinstance(data, memoryview):
                 begin = end + len(header)
                 view[begin : begin + size] = data
@@ -249,13 +249,13 @@ class _Packer:
         return end, found
 
     def _long(
-        self, member_: _Member, view: memoryview, compress: Callable[[memoryview], bytes]
+        self, member: _Member, view: memoryview, compress: Callable[[memoryview], bytes]
     ) -> tuple[list[_Frame], list[_Found]]:
         """Make the frames of a file that is too long for one."""
-        _, path, number, name, file = member_
+        _, path, number, name, file = member
         made: list[_Frame] = []
         problem, digest = "", hashlib.sha256()
-        header = member(self.prefixes[number] + path, file.size, file.mode)
+        header = tar_header(self.prefixes[number] + path, file.size, file.mode)
         view[: len(header)] = header
         begin = len(header)
         for start in range(0, file.size, FRAME):

@@ -19,7 +19,7 @@ import zstandard
 from place import BUILD, IDENTITY, PROFILE, Place
 
 from cachehome.store import manifest as format_
-from cachehome.store.pack import member, padding
+from cachehome.store.pack import padding, tar_header
 from cachehome.sync.restore import restore
 
 Payload = dict[str, Any]
@@ -533,7 +533,7 @@ def test_misfits(arena: Arena, what: str) -> None:
 def test_tar_headers_do_not_matter(arena: Arena) -> None:
     """The stream's own names and kinds are for people: a restore goes by the manifest alone."""
     data = b"name = 'evil'\n"
-    link = bytearray(member("../../../../tmp/evil", len(data), 0o4777))
+    link = bytearray(tar_header("../../../../tmp/evil", len(data), 0o4777))
     link[156:157] = b"2"
     link[157 : 157 + 11] = b"/etc/passwd"
     raw = bytes(link) + data + padding(len(data))
@@ -570,7 +570,7 @@ def test_groups_that_point_elsewhere(tmp_path: Path, children: Any) -> None:
     place = Place(tmp_path).make()
     kernel = "A" * 52
     group = orjson.dumps({"child_paths": children})
-    raw = member(f"triton/{kernel}/__grp__k.json", len(group), 0o600) + group + padding(len(group))
+    raw = tar_header(f"triton/{kernel}/__grp__k.json", len(group), 0o600) + group + padding(len(group))
     stored, frame = frame_of(raw)
     sha256 = hashlib.sha256(stored).hexdigest()
     payload = {
