@@ -86,7 +86,7 @@ class Spool:
         frames: list[tuple[int, int, str]] = []
         digest = hashlib.sha256()
         start = 0
-        with open(path, "wb", buffering=0) as spool:
+        with open(path, "wb") as spool:  # buffered, since a write to a full disk may be short
 
             def add(stored: bytes, raw: int, sha256: str) -> None:
                 spool.write(stored)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import shutil
 import subprocess
 import time
@@ -301,6 +302,24 @@ def test_a_directory_published_too_early_is_completed(
     assert copied == {"artifact", "vllm_compile_cache.py"}
     (part / "artifact").unlink()
     assert publish(settings, identity, {"vllm": str(live)}).reason == "unchanged", "less is no progress"
+
+
+def test_a_disk_with_no_room_for_the_last_bytes_of_a_pack(
+    store: Path, settings: Settings, identity: Identity, live: Path
+) -> None:
+    """The write that meets the end of a disk is short, and no error."""
+    (live / "ab").mkdir()
+    (live / "ab" / "k.cpp").write_bytes(os.urandom(100_000))
+    size = publish(settings, identity, {"inductor": str(live)}).fetched_bytes
+    shutil.rmtree(store / "cachehome-v1")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 5, before[1]))
+        record = publish(settings, identity, {"inductor": str(live)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert record.outcome == "unavailable"
+    assert not list(store.glob("cachehome-v1/*/packs/*"))
 
 
 def test_switches_and_limits(settings: Settings, identity: Identity, live: Path) -> None:
