@@ -174,7 +174,6 @@ _AROUND = 3 * BLOCK
 _AROUND_LONG = 16 * BLOCK
 _SHORT = 80
 _ENOUGH = 4 * FRAME  # for most frames
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Packer:
@@ -278,7 +277,7 @@ class _Packer:
 
     def _read(self, number: int, path: str, file: LocalFile, start: int, into: memoryview) -> int:
         """Read what fits *into*; the bytes read. Raises ValueError if the file is not what the scan saw."""
-        descriptor = os.open(self.roots[number] + path, _FLAGS)
+        descriptor = portable.no_wait(self.roots[number] + path, os.O_RDONLY)
         try:
             length = os.preadv(descriptor, [into], start)
             now = os.fstat(descriptor)
