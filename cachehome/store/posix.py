@@ -290,8 +290,7 @@ class PosixBackend:
     def _put(self, name: str, path: str, source: str | bytes) -> None:
         temporary = self._temporary(name)
         try:
-            if isinstance(source, bytes) or not self._linked(temporary, source):
-                self._write(temporary, source)
+            self._write(temporary, source)
             os.rename(temporary, path)
         finally:
             _remove(temporary)
@@ -361,24 +360,30 @@ class PosixBackend:
             self._own(descriptor, mode)
             if isinstance(source, bytes):
                 _write_all(descriptor, source)
+            elif self._linked(descriptor, path, source):
+                return  # what was made has no name any more
             else:
                 with open(source, "rb", buffering=0) as original:
                     while block := original.read(_BLOCK):
                         _write_all(descriptor, block)
             _sync(descriptor)
 
-    def _linked(self, path: str, source: str) -> bool:
-        """Give the file *source* the new name *path*, too, instead of copying it; False where that can't be done."""
-        try:
-            self._make_directories(os.path.dirname(path))
-            os.link(source, path)
-        except OSError:
-            return (
-                False  # another file system, or none with links; if it is something else, copying tells what
-            )
-        with open(path, "rb", buffering=0, opener=_no_link) as file:
-            self._own(file.fileno(), self._modes()[1])
-            os.utime(file.fileno())  # its age counts from now
+    def _linked(self, made: int, path: str, source: str) -> bool:
+        """Let the file *source* take the place of the empty one that was *made* at *path*, instead of copying it.
+        False where it can't, or would differ from a copy in more than its bytes: those of another group, say, could
+        not read it."""
+        name = os.path.join(os.path.dirname(path), TEMPORARY + os.urandom(16).hex())
+        with open(source, "rb", buffering=0, opener=_no_link) as file:
+            try:
+                self._own(file.fileno(), self._modes()[1])  # before others can reach it
+                if _nature(file.fileno()) != _nature(made):
+                    return False
+                os.utime(file.fileno())  # its age counts from now
+                os.link(source, name)
+                os.rename(name, path)
+            except OSError:
+                _remove(name)
+                return False  # no links here; if it is something else, copying tells what
             _sync(file.fileno())
         return True
 
@@ -470,6 +475,15 @@ def _read(descriptor: int, offset: int, wanted: int) -> bytes:
         parts.append(data)
         have += len(data)
     return b"".join(parts)
+
+
+def _nature(descriptor: int) -> tuple[object, ...]:
+    """What a file has from where it was made: file system, owner, group, mode; access list and label."""
+    found = os.fstat(descriptor)
+    attributes = {}
+    with contextlib.suppress(OSError, AttributeError):  # none there, or none on this system
+        attributes = {name: os.getxattr(descriptor, name) for name in os.listxattr(descriptor)}
+    return found.st_dev, found.st_uid, found.st_gid, found.st_mode, attributes
 
 
 def _no_link(path: str, flags: int) -> int:

@@ -73,7 +73,7 @@ class Spool:
                     is_ir = bool(ir) and suffix.endswith(ir)
                     if not (is_ir and self.slim):
                         kinds[is_ir].append((suffix.rpartition(".")[2], name + suffix, number, name, file))
-        tasks = [list(_tasks(sorted(members), bool(ir))) for ir, members in enumerate(kinds)]
+        tasks = [list(_tasks(sorted(members), bool(ir), self.replaced)) for ir, members in enumerate(kinds)]
         worker = _Packer(self.sources, self.compression, self.replaced)
         results = parallel.each(worker, [task for some in tasks for task in some], deadline=self.deadline)
         for some in filter(None, tasks):
@@ -86,7 +86,7 @@ class Spool:
         frames: list[tuple[int, int, str]] = []
         digest = hashlib.sha256()
         start = 0
-        with open(path, "wb", buffering=0) as spool:
+        with open(path, "wb") as spool:  # buffered, since a write to a full disk may be short
 
             def add(stored: bytes, raw: int, sha256: str) -> None:
                 spool.write(stored)
@@ -149,16 +149,17 @@ class Spool:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _tasks(members: list[_Member], ir: bool) -> Iterator[_Task]:
+def _tasks(members: list[_Member], ir: bool, replaced: Mapping[tuple[int, str], bytes]) -> Iterator[_Task]:
     """Cut *members* where a frame is full."""
     frame: list[_Member] = []
     size = 0
     for member in members:
-        length = member[4].size
+        instead = len(replaced.get((member[2], member[1]), b"")) if replaced else 0
+        length = instead or member[4].size
         if frame and size + length > FRAME:
             yield _Task(frame, ir, False)
             frame, size = [], 0
-        if length > FRAME:
+        if length > FRAME and not instead:
             yield _Task([member], ir, True)
             continue
         frame.append(member)
@@ -173,7 +174,6 @@ _AROUND = 3 * BLOCK
 _AROUND_LONG = 16 * BLOCK
 _SHORT = 80
 _ENOUGH = 4 * FRAME  # for most frames
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Packer:
@@ -277,7 +277,7 @@ class _Packer:
 
     def _read(self, number: int, path: str, file: LocalFile, start: int, into: memoryview) -> int:
         """Read what fits *into*; the bytes read. Raises ValueError if the file is not what the scan saw."""
-        descriptor = os.open(self.roots[number] + path, _FLAGS)
+        descriptor = portable.no_wait(self.roots[number] + path, os.O_RDONLY)
         try:
             length = os.preadv(descriptor, [into], start)
             now = os.fstat(descriptor)

@@ -122,8 +122,14 @@ def _forked(
     function: Callable[[Task], Any], tasks: Sequence[Task], workers: int, deadline: float | None
 ) -> Iterator[Any]:
     tokens, feed = os.pipe()
-    os.write(feed, b"".join(map(_TOKEN.pack, range(len(tasks)))))
+    every = b"".join(map(_TOKEN.pack, range(len(tasks))))
+    os.set_blocking(feed, False)
+    fed = os.write(feed, every)  # into an empty pipe: some fit
     os.close(feed)
+    if fed < len(every):  # a user who has many pipes gets small ones
+        os.close(tokens)
+        yield from _threaded(function, tasks, workers, deadline)
+        return
     children: dict[int, int] = {}  # read end of its results -> pid
     try:
         for _ in range(workers):

@@ -127,8 +127,13 @@ def check_group(data: bytes, present: Collection[str]) -> str:
 
 def check_local(path: str, name: str) -> str:
     """`check` for the file *path* on disk, whose name below its family's directory is *name*. Raises OSError."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=no_wait) as file:
         return check(name, file.read())
+
+
+def no_wait(path: str, flags: int) -> int:
+    """Open what was a file a moment ago: if it is a pipe by now, nobody may write to it."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _object(data: bytes | memoryview) -> dict[str, Any]:

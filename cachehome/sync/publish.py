@@ -293,7 +293,11 @@ class _Publish(Work):
                 if there and not gone and source.has(source.local[name], there):
                     kept[there.key] = there
                     continue
-                if there and _more(source.local[name], there, ir, self.settings.slim == "publish"):
+                if (
+                    there
+                    and _more(source.local[name], there, ir, self.settings.slim == "publish")
+                    and self._nameable(source.local[name])
+                ):
                     source.local[name] = source.local[name]._replace(growing=True)
                 entry = source.local[name]
                 # What another slot has made alike comes from there; one of another size may be cut short.

@@ -90,7 +90,7 @@ class Source:
 
     def read(self, path: str) -> bytes:
         """The bytes of a file. Raises OSError."""
-        with open(os.path.join(self.live.directory, path), "rb") as file:
+        with open(os.path.join(self.live.directory, path), "rb", opener=portable.no_wait) as file:
             return file.read()
 
     def keep_table(self, fresh: Table | None = None) -> None:

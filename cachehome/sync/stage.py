@@ -143,7 +143,7 @@ def _shares(layout: Layout, places: list[Place], goal: int) -> Iterator[list[Pla
     decoded twice."""
     begin = cost = end = 0
     for number, place in enumerate(places):
-        new_frame = place[0] >= end
+        new_frame = place[0] >= end and place[1] > 0  # an empty file may lie behind the last one
         if cost >= goal or (2 * cost >= goal and new_frame):
             yield places[begin:number]
             begin, cost = number, 0
@@ -181,10 +181,10 @@ class _Stager:
         raw = memoryview(b"")
         for place in task.places:
             offset, size, sha256, number, path, _ = place
-            if not begin <= offset < end:
+            if size and not begin <= offset < end:
                 frame = task.layout.frame_at(offset)
                 begin, end = starts[frame], starts[frame + 1]
-                raw = frames.raw(frame) if size else raw
+                raw = frames.raw(frame)
             if offset + size <= end:
                 data: bytes | memoryview = raw[offset - begin : offset - begin + size]
                 # What is run or read is hashed. Texts that a warm start never reads are three quarters of the
@@ -201,7 +201,8 @@ class _Stager:
                 # directory.
                 parts: Iterable[bytes | memoryview] = _stream(frames, task.layout, place)
                 if portable.is_group(path):
-                    parts = (self._group(number, path, b"".join(parts)),)
+                    # Each part as bytes of its own: the next one takes its memory.
+                    parts = (self._group(number, path, b"".join(map(bytes, parts))),)
                 status = fill(self._create(place), parts)
                 begin = end = 0
             lines[number].append(line(path, row(sha256, *status)))

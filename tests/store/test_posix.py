@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import stat
+import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -108,6 +109,65 @@ def test_a_file_of_the_same_file_system_is_not_copied(root: Path, tmp_path: Path
     pack.unlink()
     assert backend.get("packs/a") == b"frames"
     assert leftovers(root) == []
+
+
+def test_a_pack_has_the_group_of_its_directory(public: Path) -> None:
+    """A publisher fills a store for the members of a group that it is not in."""
+    root, pack = public / "store", public / "pack"
+    root.mkdir()
+    pack.write_bytes(b"frames")
+
+    def put() -> None:
+        PosixBackend(str(root)).put("packs/a", str(pack))
+
+    def get() -> bytes:
+        return PosixBackend(str(root), owners=Owners(["4001"])).get("packs/a")
+
+    if os.geteuid() == 0:
+        os.chown(root, 4001, 4000)
+        os.chown(pack, 4001, 4001)
+        root.chmod(0o2750)
+    as_user(4001, put)
+    assert as_user(4002, get, groups=[4000]) == b"frames"
+    assert (root / "packs/a").stat().st_gid == 4000
+    assert leftovers(root) == []
+
+
+def test_a_pack_has_the_access_list_of_its_directory(root: Path, tmp_path: Path) -> None:
+    """By default: owner rwx, group r-x, the group 4000 r-x, mask r-x, others nothing."""
+    rows = [(1, 7, -1), (4, 5, -1), (8, 5, 4000), (16, 5, -1), (32, 0, -1)]
+    default = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *row) for row in rows)
+    root.chmod(0o750)
+    try:
+        os.setxattr(root, "system.posix_acl_default", default)
+    except OSError as error:
+        pytest.skip(f"no access lists here: {error}")
+    pack = tmp_path / "pack"
+    pack.write_bytes(b"frames")
+    backend = PosixBackend(str(root))
+    backend.put("a", b"written")
+    backend.put("b", str(pack))
+    assert (root / "b").read_bytes() == b"frames"
+    lists = [os.getxattr(root / name, "system.posix_acl_access") for name in "ab"]
+    assert lists[0] == lists[1]
+
+
+def test_a_pack_that_everybody_may_write_to_is_never_in_the_store(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the umask is 0: who opens it then could change it later."""
+    root.chmod(0o755)
+    pack = tmp_path / "pack"
+    pack.write_bytes(b"frames")
+    pack.chmod(0o666)
+    modes = []
+    link = os.link
+    monkeypatch.setattr(
+        os, "link", lambda source, name: modes.append(os.stat(source).st_mode & 0o777) or link(source, name)
+    )
+    PosixBackend(str(root)).put("packs/a", str(pack))
+    assert modes == [0o644]
+    assert (root / "packs/a").stat().st_ino == pack.stat().st_ino
 
 
 def test_a_file_of_another_file_system_is_copied(root: Path) -> None:

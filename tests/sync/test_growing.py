@@ -56,3 +56,21 @@ def test_a_union_does_not_grow_too_large() -> None:
     huge = b'{"%s": 1}' % (b"a" * LARGEST)
     assert merged(huge, b'{"b": 1}') == b'{"b": 1}'
     assert merged(b'{"b": 1}', huge) == huge
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(30_000, 1), (1, 30_000)])
+def test_a_union_that_is_longer_than_a_frame(
+    settings: Settings, identity: Identity, tmp_path: Path, theirs: int, ours: int
+) -> None:
+    """More of them than fit the largest frame that a reader takes; and ours may be longer than one itself."""
+    names = [f"{number:02}" * 20 for number in range(12)]
+    for host, count in (("a", theirs), ("b", ours)):
+        timed = json.dumps({f"{host}{number}": "x" * 200 for number in range(count)})
+        (tmp_path / host / "cache").mkdir(parents=True)
+        for name in names:
+            (tmp_path / host / "cache" / name).write_text(timed)
+        publish(settings, identity, {"inductor": str(tmp_path / host)}, adopt=True)
+    record = restore(settings, identity, {"inductor": str(tmp_path / "copy")})
+    assert (record.outcome, record.generation) == ("hit", 2)
+    for name in names:
+        assert len(json.loads((tmp_path / "copy" / "cache" / name).read_bytes())) == 30_001

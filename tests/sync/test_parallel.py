@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import queue  # noqa: F401 - another user may not be able to import it
 import signal
 import threading
 import time
@@ -80,3 +83,31 @@ def test_a_process_with_threads_does_not_fork() -> None:
     finally:
         done.set()
         thread.join()
+
+
+@pytest.mark.timeout(60)
+def test_more_tasks_than_a_small_pipe_holds() -> None:
+    """A user who has many pipes gets small ones."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may become somebody who has many pipes")
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            os.setuid(4003)
+            pipes = [os.pipe() for _ in range(80)]
+            with contextlib.suppress(PermissionError):
+                for _, end in pipes:
+                    fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, 1 << 20)
+            pipes += [os.pipe() for _ in range(20)]
+            small = fcntl.fcntl(pipes[-1][1], fcntl.F_GETPIPE_SZ) < 18_000
+            signal.alarm(20)
+            # This child has one thread, whatever pytest and its plug-ins have.
+            right = list(parallel._forked(lambda task: task, range(9000), 4, None)) == list(range(9000))
+            status = 0 if right and small else 2 if right else 1
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status == 2:
+        pytest.skip("no limit on pipes here")
+    assert status == 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import shutil
 import subprocess
 import time
@@ -301,6 +302,40 @@ def test_a_directory_published_too_early_is_completed(
     assert copied == {"artifact", "vllm_compile_cache.py"}
     (part / "artifact").unlink()
     assert publish(settings, identity, {"vllm": str(live)}).reason == "unchanged", "less is no progress"
+
+
+@pytest.mark.parametrize("name", ["a\x01b.ttir", "a\\b.ttir", os.fsdecode(b"\xff.ttir")])
+def test_a_kernel_that_got_a_name_no_manifest_may_hold_stays_as_it_was(
+    settings: Settings, identity: Identity, triton_cache: Path, tmp_path: Path, name: str
+) -> None:
+    where = {"triton": str(triton_cache)}
+    publish(settings, identity, where, adopt=True)
+    kernel = next(path for path in sorted(triton_cache.iterdir()) if len(path.name) == 52)
+    for more in ("more.json", name):
+        (kernel / more).write_text("{}")
+    record = publish(settings, identity, where)
+    assert (record.reason, record.generation) == ("unchanged", 1)
+    assert list(record.details["left_out"]) == [f"triton/{kernel.name}"]
+    restored = restore(settings, identity, {"triton": str(tmp_path / "copy")})
+    assert (restored.outcome, restored.details.get("rejected")) == ("hit", None)
+
+
+def test_a_disk_with_no_room_for_the_last_bytes_of_a_pack(
+    store: Path, settings: Settings, identity: Identity, live: Path
+) -> None:
+    """The write that meets the end of a disk is short, and no error."""
+    (live / "ab").mkdir()
+    (live / "ab" / "k.cpp").write_bytes(os.urandom(100_000))
+    size = publish(settings, identity, {"inductor": str(live)}).fetched_bytes
+    shutil.rmtree(store / "cachehome-v1")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 5, before[1]))
+        record = publish(settings, identity, {"inductor": str(live)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert record.outcome == "unavailable"
+    assert not list(store.glob("cachehome-v1/*/packs/*"))
 
 
 def test_switches_and_limits(settings: Settings, identity: Identity, live: Path) -> None:
