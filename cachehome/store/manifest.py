@@ -190,9 +190,9 @@ def _claim(manifest: Manifest) -> None:
         raise IntegrityError(f"entries exclude each other: {error}", reason="entries_collide") from None
 
 
-def split(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
+def split(data: bytes, name: str) -> tuple[dict[str, Any], memoryview]:
     """Header and stored payload of a manifest's bytes, the payload checked against the header, not yet decoded."""
-    line, newline, stored = data[: _MAX_HEADER + 1].partition(b"\n")
+    line, newline, _ = data[: _MAX_HEADER + 1].partition(b"\n")
     try:
         if not newline:
             raise ValueError("no header line")
@@ -207,7 +207,7 @@ def split(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
         raise _broken(name, f"header: {error}") from None
     if len(data) > MAX_STORED:
         raise _broken(name, "larger than any manifest")
-    stored = data[len(line) + 1 :]
+    stored = memoryview(data)[len(line) + 1 :]  # to copy it would take new memory
     if hashlib.sha256(stored).hexdigest() != header.get("sha256"):
         raise _broken(name, "sha256 differs")
     return header, stored
@@ -227,9 +227,9 @@ def decode(data: bytes, name: str, verify: Any = None) -> Manifest:
         raw = zstandard.get_frame_parameters(stored).content_size
         if not 0 < raw <= MAX_PAYLOAD or zstandard.frame_header_size(stored) >= len(stored):
             raise ValueError("size of the payload")
-        decoder = zstandard.ZstdDecompressor().decompressobj()
-        payload = decoder.decompress(stored)
-        if len(payload) != raw or decoder.unused_data or not decoder.eof:
+        decoder = zstandard.ZstdDecompressor()
+        payload = decoder.decompress(stored, max_output_size=raw, allow_extra_data=False)
+        if len(payload) != raw:
             raise ValueError("not one whole frame")
         return _manifest(read(payload))
     except (

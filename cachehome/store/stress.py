@@ -39,6 +39,7 @@ from cachehome.store.store import Store
 KINDS = ("lost", "twice", "backwards", "hole", "error")
 _PATH = re.compile(r"\S*/\S*|[0-9a-f]{8,}")
 _TURN = 6.0  # seconds that a profile is written to
+_LONGEST = 5.0  # seconds that processes which were killed may take
 _HANGS = 60.0  # seconds after the end in which every process must have ended
 
 
@@ -147,7 +148,10 @@ class Stress:
         ]
         children: list[int] = []
         try:
-            children += [self._start(role, number) for role, count in roles for number in range(count)]
+            for role, count in roles:
+                for number in range(count):
+                    with _no_interrupt():  # none is started that is not in the list
+                        children.append(self._start(role, number, leads=True))
             while children:
                 children = [child for child in children if not os.waitpid(child, os.WNOHANG)[0]]
                 if children and time.monotonic() > self.end + _HANGS:
@@ -155,16 +159,22 @@ class Stress:
                     return
                 time.sleep(0.02)
         finally:
+            until = time.monotonic() + _LONGEST
             for child in children:
-                os.kill(child, signal.SIGKILL)
+                _end(child, until)
 
-    def _start(self, role: Callable[[int], None], number: int) -> int:
+    def _start(self, role: Callable[[int], None], number: int, *, leads: bool = False) -> int:
+        """The process that plays *role*; *leads*: of a group with all that it starts itself."""
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
+        if leads:
+            with contextlib.suppress(OSError):  # here and there, for whoever comes first
+                os.setpgid(pid, pid or os.getpid())
         if pid:
             return pid
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             random.seed(os.urandom(8))
             role(number)
         except BaseException as error:
@@ -345,3 +355,23 @@ class Stress:
                 f"nothing was proved: {report.published} publications, {report.gave_up} that gave up after half a grace"
                 " period: raise --grace, or the time"
             )
+
+
+@contextlib.contextmanager
+def _no_interrupt() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(leader: int, until: float) -> None:
+    """Kill a group, and see it end: what it still wrote would lie there for good. One that hangs is not waited for."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+        while time.monotonic() < until:
+            os.killpg(leader, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(leader, os.WNOHANG)
+            time.sleep(0.005)

@@ -404,50 +404,55 @@ class _Restore(Work):
             if not target.wanted:
                 continue
             made: set[str] = set()
-            for entry in target.wanted:
-                members = plan.members(entry)
-                if members and _move(target, entry, members, made):
-                    target.moved.append((entry, members))
-                    files += len(members)
+            there = os.open(target.live.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                for entry in target.wanted:
+                    members = plan.members(entry)
+                    if members and _move(target, there, entry.name, members, made):
+                        target.moved.append((entry, members))
+                        files += len(members)
+            finally:
+                os.close(there)
             target.live.write_table(target.table, target.fresh)
         entries = sum(len(target.moved) for target in self.targets)
         return entries, files, plan.size if entries else 0
 
 
-def _move(target: Target, entry: Entry, suffixes: list[str], made: set[str]) -> bool:
-    """Move a staged entry into the live directory; False if somebody else's is there by now."""
-    live, staging = target.live.directory, target.staging
-    if not _make_parents(live, os.path.dirname(entry.name), made):
+def _move(target: Target, there: int, name: str, suffixes: list[str], made: set[str]) -> bool:
+    """Move a staged entry into the live directory, open as *there*; False if somebody else's is there by now."""
+    here = target.descriptor
+    parents = name.rpartition("/")[0]
+    if parents and not _make_parents(there, parents, made):
         return False
-    if any(suffix.startswith("/") for suffix in suffixes):
+    if any(suffix[0] == "/" for suffix in suffixes if suffix):
         try:
-            os.rename(f"{staging}/{entry.name}", f"{live}/{entry.name}")
+            os.rename(name, name, src_dir_fd=here, dst_dir_fd=there)
         except FileExistsError:
             return False
         except OSError:
             # ENOTEMPTY, on some systems under other names: a compiler was faster.
-            if not os.path.isdir(f"{live}/{entry.name}"):
+            if not os.path.isdir(f"{target.live.directory}/{name}"):
                 raise
             return False
         return True
     moved = False
-    for suffix in suffixes:
+    for path in [name + suffix for suffix in suffixes]:
         with contextlib.suppress(FileExistsError):
             # link(2), since rename(2) would replace what a compiler has written meanwhile.
-            os.link(f"{staging}/{entry.name}{suffix}", f"{live}/{entry.name}{suffix}")
+            os.link(path, path, src_dir_fd=here, dst_dir_fd=there)
             moved = True
     return moved
 
 
-def _make_parents(live: str, parents: str, made: set[str]) -> bool:
-    """Make the directories of *parents* below *live*; False if one is a link, or not ours alone to write."""
-    path = live
-    for part in parents.split("/") if parents and parents not in made else ():
-        path = f"{path}/{part}"
+def _make_parents(there: int, parents: str, made: set[str]) -> bool:
+    """Make the directories of *parents* below *there*; False if one is a link, or not ours alone to write."""
+    path = ""
+    for part in parents.split("/") if parents not in made else ():
+        path = f"{path}/{part}" if path else part
         try:
-            os.mkdir(path, 0o700)
+            os.mkdir(path, 0o700, dir_fd=there)
         except FileExistsError:
-            if not ours(os.lstat(path)):
+            if not ours(os.stat(path, dir_fd=there, follow_symlinks=False)):
                 return False
     made.add(parents)
     return True

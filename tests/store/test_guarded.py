@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,10 +44,17 @@ def place(tmp_path: Path) -> Place:
     return place
 
 
+def installed() -> list[str]:
+    """The command line of the command that an installation makes."""
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    module, function = re.findall(r'^cachehome = "([\w.]+):(\w+)"$', text, re.MULTILINE)[0]
+    return [sys.executable, "-c", f"import sys\nfrom {module} import {function}\nsys.exit({function}())"]
+
+
 def start(place: Place, words: str, store: Path, seconds: float = 1.0) -> subprocess.Popen[str]:
     """`cachehome WORDS`, as a process with a group of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "cachehome", *words.split()],
+        [*installed(), *words.split()],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
