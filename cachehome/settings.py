@@ -265,7 +265,13 @@ TABLE: tuple[Setting, ...] = (
         "a private live directory for a logical worker; unset: workers share one",
     ),
     Setting("families", _split, (), "names of the catalogue, comma separated", "unset: the default set"),
-    Setting("restore", _switch, True, _SWITCH, "off: a cold start that still publishes"),
+    Setting(
+        "restore",
+        _switch,
+        True,
+        _SWITCH,
+        "off: nothing is fetched from the store; what the live directory holds is used, and published",
+    ),
     Setting("publish", _switch, True, _SWITCH, "off: a reader"),
     Setting(
         "publish_interval_seconds", _seconds, 600.0, _SECONDS, "least time between two publication checks"

@@ -188,7 +188,8 @@ def _text(document: dict[str, Any]) -> list[str]:
     if not places:
         installed = NO_HOOK
     else:
-        installed = f"{', '.join(places)} ({'ran' if hook['ran'] else 'did not run'} in this process)"
+        ran = "ran in this process" if hook["ran"] else "runs where a variable of CACHEHOME's is set"
+        installed = f"{', '.join(places)} ({ran})"
     lines = [
         f"activation  {state}",
         f"hook        {installed}",

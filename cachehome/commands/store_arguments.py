@@ -62,6 +62,13 @@ def named(store: Store, spec: str) -> tuple[str, str, int | None]:
         parts = [*builds, *parts]
     if len(parts) > 2:
         raise NotInStore(f"{spec!r} does not name a generation: {GENERATION}", name=spec)
+    if len(parts) == 1 and len(builds) > 1 and not any(build.startswith(parts[0]) for build in builds):
+        holders = [
+            build[:8] for build in builds if any(p.startswith(parts[0]) for p in store.profiles(build))
+        ]
+        if holders:
+            told = f"the store holds {len(builds)} builds, and {parts[0]} is a profile of {', '.join(holders[:5])}"
+            raise NotInStore(f"{told}: say which one, {holders[0]}/{spec}", name=spec)
     build = one(parts[0], builds, "build") if parts else _only(builds, "build")
     profiles = store.profiles(build)
     if len(parts) == 1 and number is not None and str(number) in profiles:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """Say what differs between two identities, whether it can change machine code, and what to do.
 
 A and B are each one of
-  FILE           an identity (`cachehome key --json`), or a run's report
+  FILE           an identity (`cachehome key --json`), or the record of a restore (`cachehome restore --json`);
+                 `cachehome report` reads what CACHEHOME_REPORT_DIR holds
   SPEC           a generation of --store: BUILD[/PROFILE[/NUMBER]], hashes may be cut short, or NUMBER alone
   STORE:SPEC     the same of another store
   this           this machine, now (`this machine` is understood, too)
@@ -56,12 +57,14 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
 
 def _compare(args: argparse.Namespace, a: Identity, b: Identity, names: tuple[str, str]) -> int:
     found = diff(a, b)
-    same_build, same_profile = a.build_key == b.build_key, not b.profile or a.profile_key == b.profile_key
+    # A build of the store alone has no profile.
+    same_build = a.build_key == b.build_key
+    same_profile = not a.profile or not b.profile or a.profile_key == b.profile_key
     if args.json:
         output.as_json(
             {
-                "a": {"name": names[0], "build": a.build_key, "profile": a.profile_key},
-                "b": {"name": names[1], "build": b.build_key, "profile": b.profile_key},
+                "a": {"name": names[0], "build": a.build_key, "profile": _profile(a)},
+                "b": {"name": names[1], "build": b.build_key, "profile": _profile(b)},
                 "same_build": same_build,
                 "same_profile": same_profile,
                 "differences": [difference._asdict() for difference in found],
@@ -72,6 +75,10 @@ def _compare(args: argparse.Namespace, a: Identity, b: Identity, names: tuple[st
             output.lines(*_lines(difference))
         output.talk(f"cachehome: {_verdict(same_build, same_profile)}")
     return 0 if found else 3
+
+
+def _profile(one: Identity) -> str:
+    return one.profile_key if one.profile else ""
 
 
 def _lines(found: Difference) -> list[str]:
@@ -143,10 +150,13 @@ def _from_file(path: str) -> causes.Run:
         with open(path, "rb") as file:
             found = causes.read(json.load(file))
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = error.strerror if isinstance(error, OSError) else "it is no JSON"
         raise ConfigError(f"why: {path} can't be read: {reason}") from None
     if found is None:
-        raise ConfigError(f"why: {path} holds neither an identity nor a run's report")
+        raise ConfigError(
+            f"why: {path} holds neither an identity nor the record of a restore; a directory of reports is read by"
+            f" `cachehome report {os.path.dirname(path) or '.'}`"
+        )
     return found
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from cachehome.settings import Settings
 
 _NEWEST = 2  # generations that a record names as those that brought what is here
+_NO_DIRECTORY = "no live directory is in effect: set CACHEHOME to a directory that you may write to"
 _QUIET = 60.0  # seconds after which an incomplete entry is nobody's work in progress
 
 
@@ -107,7 +108,7 @@ class _Restore(Work):
         if not self.settings.store:
             return self.record("disabled", "no_store", message="no store is set (CACHEHOME_STORE)")
         if not self.targets:
-            return self.record("disabled", "no_directory", message="no live directory is in effect")
+            return self.record("disabled", "no_directory", message=_NO_DIRECTORY)
         for target in self.targets:
             problem = trouble(target.live.directory)
             if problem:
@@ -307,8 +308,16 @@ class _Restore(Work):
             details["relocated"] = relocated
         if manifest.entries and not usable:
             return self.record("miss", "other_host", **details)
-        if usable and usable == skipped.get("left_out"):
-            return self.record("miss", "left_out", **details)
+        withheld = {why: skipped[why] for why in ("denied", "left_out") if skipped.get(why)}
+        if usable and usable == sum(withheld.values()):
+            if "denied" in withheld:  # of leave_out the record tells already
+                counted = " and ".join(
+                    f"{count} are {why.replace('_', ' ')}" for why, count in withheld.items()
+                )
+                details["message"] = (
+                    f"of {usable} entries {counted}: `cachehome unquarantine` lists the denials"
+                )
+            return self.record("miss", "all_denied" if "denied" in withheld else "left_out", **details)
         return self.record("hit", "restored" if entries else "already_there", **details)._replace(
             generation=manifest.number,
             entries=entries,
@@ -319,12 +328,12 @@ class _Restore(Work):
 
     def _relocated(self, manifest: Manifest) -> list[str]:
         """Directories other than ours that entries were made in: some of them hold that path (design, 7)."""
-        here = {target.live.directory for target in self.targets}
+        here = {name: t.live.directory for t in self.targets if self.families.get(name := t.family.name)}
         there: set[str] = set()
         for origin in manifest.origins:
             paths = origin.get("directories", {})
-            there.update(paths.get(t.family.name, t.live.directory) for t in self.targets)
-        return sorted(there - here)
+            there.update(paths.get(name, directory) for name, directory in here.items())
+        return sorted(there - set(here.values()))
 
     def _choose(self, manifest: Manifest) -> tuple[dict[str, int], list[int]]:
         """Fill `wanted` of each target. Counts of what is left out, by reason; the newest generations that brought the

@@ -12,6 +12,7 @@ from cachehome import cli
 from cachehome.identity import Identity
 from cachehome.settings import Settings
 from cachehome.sync.publish import publish
+from cachehome.sync.restore import restore
 
 
 @pytest.fixture
@@ -67,3 +68,36 @@ def test_a_store_with_nothing_in_it(store: Path, capsys: pytest.CaptureFixture[s
     for verb in ("ls", "verify", "prune"):
         assert cli.main([verb, "zz"]) == 3
     assert "nothing in" in capsys.readouterr().err
+
+
+def test_a_profile_of_several_builds(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`PROFILE/NUMBER` is enough where there is one build; where there are more, the line has a build to name."""
+    one = fill(store, "a")[0]
+    assert cli.main(["show", "default/1"]) == 0
+    fill(store, "b")
+    capsys.readouterr()
+    assert cli.main(["show", "default/1"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the store holds 2 builds, and default is a profile of " in line
+    assert one[:8] in line
+    assert cli.main(["show", line.rpartition(" ")[2]]) == 0
+
+
+def test_all_that_is_denied_is_a_miss(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(store, "a")
+    who = Identity({"test": "a"}, {"name": "default"})
+    settings = Settings(store=(str(store),), enabled=str(store.parent / "node"))
+    assert cli.main(["quarantine", "1"]) == 0
+    record = restore(settings, who, {"inductor": str(store.parent / "elsewhere")})
+    assert (record.outcome, record.reason, record.entries) == ("miss", "all_denied", 0)
+    assert "of 1 entries 1 are denied: `cachehome unquarantine` lists the denials" in record.line()
+
+
+def test_a_build_alone_differs_from_no_profile(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = tmp_path / "identity.json"
+    document.write_text(Identity({"test": "a"}, {"name": "default"}).to_json())
+    fill(store, "a")
+    assert cli.main(["why", "--identity", str(document)]) == 3
+    assert capsys.readouterr().err.splitlines()[-1].startswith("cachehome: one identity")
