@@ -57,11 +57,20 @@ class Help(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, width=_columns() - 2)
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as all else does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(
+            USAGE, f"{self.prog.replace(' ', ': ', 1)}: {message}; `{self.prog} --help` tells what it takes\n"
+        )
+
+
 def parser_of(verb: str) -> argparse.ArgumentParser:
     """The parser of one *verb*, with the options of its settings."""
     module_name, line = VERBS[verb]
     module = importlib.import_module(module_name)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"cachehome {verb}",
         description=getattr(module, "DESCRIPTION", line),
         formatter_class=Help,

@@ -128,6 +128,10 @@ class Identity(NamedTuple):
             return cls.from_json(named.read(path))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
+            if type(error) is not ValueError and not isinstance(
+                error, OSError
+            ):  # the parser's own, or the decoder's
+                reason = "it is no JSON"
             raise ConfigError(
                 f"identity: {path} can't be used: {reason}; make one with `cachehome key --json`",
                 key="identity",

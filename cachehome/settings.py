@@ -527,6 +527,13 @@ def _wrong(key: str, source: str, value: object, allowed: str) -> ConfigError:
     )
 
 
+def _no_toml(path: str, error: Exception) -> ConfigError:
+    from cachehome.errors import ConfigError
+
+    allowed = f"TOML with a section [{SECTION}]"
+    return ConfigError(f"{path} is no TOML: {error}", key="the file", source=path, value="", allowed=allowed)
+
+
 def _unknown(key: str, source: str, known: Mapping[str, object]) -> ConfigError:
     import difflib
 
@@ -606,7 +613,7 @@ def _parse(path: str, text: bytes) -> tuple[str, dict[str, object], tuple[str, .
         if not isinstance(table, dict):
             raise ValueError(f"[{SECTION}] is not a section")
     except ValueError as error:
-        return path, {}, (), [_wrong("the file", path, str(error), f"TOML with a section [{SECTION}]")]
+        return path, {}, (), [_no_toml(path, error)]
     unread = tuple(key if _is_value(value) else f"[{key}]" for key, value in document.items())
     return path, table, unread, []
 

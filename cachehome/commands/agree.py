@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     if args.json:
         output.as_json({**document, "nodes": sorted(found)})
     else:
-        output.lines(
-            f"{len(found)} nodes agree: build {mine.build_key[:16]}, profile {mine.profile_key[:16]}"
-        )
+        agree = "node agrees" if len(found) == 1 else "nodes agree"
+        key = f"build {mine.build_key[:16]}, profile {mine.profile_key[:16]}"
+        output.lines(f"{len(found)} {agree}: {key}")
     return 0

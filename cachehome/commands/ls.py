@@ -76,6 +76,7 @@ def _text(build: dict[str, Any]) -> list[str]:
             lines.append(
                 f"    {found['number']:>6}  {output.ago(found['age_seconds']):>7} old"
                 f"  {found['entries']:>6} entries (+{found['new_entries']})"
-                f"  {found['files']:>7} files  {output.size(found['bytes']):>9}  {found['packs']} packs"
+                f"  {found['files']:>7} files  {output.size(found['bytes']):>9}"
+                f"  {output.counted(found['packs'], 'pack')}"
             )
     return lines

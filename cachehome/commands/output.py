@@ -53,6 +53,11 @@ def _notes(details: dict[str, Any]) -> list[str]:
     return notes
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things for people."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def size(count: float) -> str:
     """A number of bytes for people."""
     for unit in ("B", "kB", "MB", "GB"):

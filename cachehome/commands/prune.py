@@ -136,7 +136,7 @@ def _text(build: dict[str, Any]) -> list[str]:
     if build["compaction"]:
         found = build["compaction"]
         lines.append(
-            f"  compact {found['packs']} packs ({output.size(found['bytes'])}),"
+            f"  compact {output.counted(found['packs'], 'pack')} ({output.size(found['bytes'])}),"
             f" dropping {len(found['dropped'])} entries"
         )
     if build["problem"]:

@@ -36,9 +36,10 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         output.as_json({"store": store.url, "builds": len(builds), **totals, "problems": problems})
     else:
         output.lines(
-            f"{len(builds)} builds, {totals['generations']} generations, {totals['packs']} packs,"
-            f" {totals['files']} files, {output.size(totals['bytes'])} checked;"
-            f" {totals['unnamed_packs']} packs that no generation names"
+            f"{output.counted(len(builds), 'build')}, {output.counted(totals['generations'], 'generation')},"
+            f" {output.counted(totals['packs'], 'pack')}, {output.counted(totals['files'], 'file')},"
+            f" {output.size(totals['bytes'])} checked;"
+            f" {output.counted(totals['unnamed_packs'], 'pack')} that no generation names"
         )
         output.lines(*(f"{problem['name']}: {problem['message']}" for problem in problems))
     if problems:
