@@ -150,21 +150,11 @@ def _child(transfer: Callable[[], Record], mine: int) -> NoReturn:
         try:
             data = _ENDED + marshal.dumps(transfer().to_json())
         except Exception as error:
-            data = _FAILED + _pickled(error)
+            data = _FAILED + parallel.pickled(error)
         with open(mine, "wb") as file:
             file.write(data)
     finally:
         os._exit(0)
-
-
-def _pickled(error: Exception) -> bytes:
-    import pickle
-
-    with contextlib.suppress(Exception):
-        data = pickle.dumps(error)
-        pickle.loads(data)  # noqa: S301 - some can be written but not be read
-        return data
-    return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
 def _leave(_number: int, _frame: object) -> None:

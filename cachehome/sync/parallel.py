@@ -173,14 +173,23 @@ def _child(function: Callable[[Task], Any], tasks: Sequence[Task], tokens: int, 
             try:
                 failed, data = 0, marshal.dumps(function(tasks[number]))
             except Exception as error:
-                import pickle
-
-                failed, data = 1, pickle.dumps(error)
+                failed, data = 1, pickled(error)
             _send(mine, _HEADER.pack(failed, number, len(data)))
             _send(mine, data)
         status = 0
     finally:
         os._exit(status)
+
+
+def pickled(error: Exception) -> bytes:
+    """*error* for another process, or what it says where it can't travel."""
+    import pickle
+
+    with contextlib.suppress(Exception):
+        data = pickle.dumps(error)
+        pickle.loads(data)  # noqa: S301 - some can be written but not be read
+        return data
+    return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
 def _send(end: int, data: bytes) -> None:

@@ -28,7 +28,7 @@ from cachehome.store.marks import Denials
 from cachehome.store.store import Generation, Store
 from cachehome.sync import portable
 from cachehome.sync.denied import LeaveOut, denied_here, suspect
-from cachehome.sync.live import Live, Stamp, in_effect, ours, trouble
+from cachehome.sync.live import Live, Stamp, in_effect, trouble
 from cachehome.sync.record import Record, Work, asked, uncollected
 from cachehome.sync.scan import LocalEntry, Rules, scan
 from cachehome.sync.stage import Plan, Target
@@ -366,7 +366,7 @@ class _Restore(Work):
                 skipped["already_there"] += 1
                 introduced_by.add(entry.since)
                 warm[family] += 1
-            elif not rules[family].fit(name, tuple([file.suffix for file in entry.files])):
+            elif not _fits(rules[family], name, tuple([file.suffix for file in entry.files])):
                 skipped["unfit"] += 1
             else:
                 found.wanted.append(entry)
@@ -408,63 +408,20 @@ class _Restore(Work):
             )
 
     def _move_in(self, plan: Plan) -> tuple[int, int, int]:
-        files = 0
-        for target in self.targets:
-            if not target.wanted:
-                continue
-            made: set[str] = set()
-            there = os.open(target.live.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                for entry in target.wanted:
-                    members = plan.members(entry)
-                    if members and _move(target, there, entry.name, members, made):
-                        target.moved.append((entry, members))
-                        files += len(members)
-            finally:
-                os.close(there)
-            target.live.write_table(target.table, target.fresh)
+        files = sum(target.move_in(plan) for target in self.targets if target.wanted)
         entries = sum(len(target.moved) for target in self.targets)
         return entries, files, plan.size if entries else 0
 
 
-def _move(target: Target, there: int, name: str, suffixes: list[str], made: set[str]) -> bool:
-    """Move a staged entry into the live directory, open as *there*; False if somebody else's is there by now."""
-    here = target.descriptor
-    parents = name.rpartition("/")[0]
-    if parents and not _make_parents(there, parents, made):
-        return False
-    if any(suffix[0] == "/" for suffix in suffixes if suffix):
+def _fits(rules: Rules, name: str, suffixes: tuple[str, ...]) -> bool:
+    """Whether a scan would find these files here as the entry *name*. Without UTF-8 in the locale, this process can't
+    name every file."""
+    if not name.isascii() or not all(map(str.isascii, suffixes)):
         try:
-            os.rename(name, name, src_dir_fd=here, dst_dir_fd=there)
-        except FileExistsError:
+            os.fsencode(name + "".join(suffixes))
+        except UnicodeEncodeError:
             return False
-        except OSError:
-            # ENOTEMPTY, on some systems under other names: a compiler was faster.
-            if not os.path.isdir(f"{target.live.directory}/{name}"):
-                raise
-            return False
-        return True
-    moved = False
-    for path in [name + suffix for suffix in suffixes]:
-        with contextlib.suppress(FileExistsError):
-            # link(2), since rename(2) would replace what a compiler has written meanwhile.
-            os.link(path, path, src_dir_fd=here, dst_dir_fd=there)
-            moved = True
-    return moved
-
-
-def _make_parents(there: int, parents: str, made: set[str]) -> bool:
-    """Make the directories of *parents* below *there*; False if one is a link, or not ours alone to write."""
-    path = ""
-    for part in parents.split("/") if parents not in made else ():
-        path = f"{path}/{part}" if path else part
-        try:
-            os.mkdir(path, 0o700, dir_fd=there)
-        except FileExistsError:
-            if not ours(os.stat(path, dir_fd=there, follow_symlinks=False)):
-                return False
-    made.add(parents)
-    return True
+    return rules.fit(name, suffixes)
 
 
 def _age(entry: LocalEntry) -> float:

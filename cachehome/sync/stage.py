@@ -1,4 +1,4 @@
-"""Staging: the files of chosen entries, read from packs, verified, and written beside the live directory.
+"""Staging: the files of chosen entries, read from packs, verified, written beside the live directory, moved into it.
 
 A frame is verified before it is decoded, and every file before the entry that it belongs to is moved into the
 live directory. Work is shared out in tasks, runs of files that follow each other in a pack.
@@ -6,6 +6,7 @@ live directory. Work is shared out in tasks, runs of files that follow each othe
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,7 @@ from cachehome.store.backend import Backend
 from cachehome.store.manifest import Entry, Manifest, Pack
 from cachehome.store.pack import Layout, check_frame, decompressor, memory, named
 from cachehome.sync import parallel, portable
-from cachehome.sync.live import Live
+from cachehome.sync.live import Live, ours
 from cachehome.sync.scan import LocalEntry
 from cachehome.sync.table import Table, line, parse, row, status
 
@@ -57,6 +58,48 @@ class Target:
         self.staging = self.live.staging()
         self.descriptor = os.open(self.staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
+    def move_in(self, plan: Plan) -> int:
+        """Move what was staged of the `wanted` entries into the live directory; the number of files. `moved` and the
+        table tell what came. Raises OSError."""
+        files = 0
+        made: set[str] = set()
+        there = os.open(self.live.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for entry in self.wanted:
+                members = plan.members(entry)
+                if members and self._move(there, entry.name, members, made):
+                    self.moved.append((entry, members))
+                    files += len(members)
+        finally:
+            os.close(there)
+        self.live.write_table(self.table, self.fresh)
+        return files
+
+    def _move(self, there: int, name: str, suffixes: list[str], made: set[str]) -> bool:
+        """Move an entry into the live directory, open as *there*; False if somebody else's is there by now."""
+        here = self.descriptor
+        parents = name.rpartition("/")[0]
+        if parents and not _make_parents(there, parents, made):
+            return False
+        if any(suffix[0] == "/" for suffix in suffixes if suffix):
+            try:
+                os.rename(name, name, src_dir_fd=here, dst_dir_fd=there)
+            except FileExistsError:
+                return False
+            except OSError:
+                # ENOTEMPTY, on some systems under other names: a compiler was faster.
+                if not os.path.isdir(f"{self.live.directory}/{name}"):
+                    raise
+                return False
+            return True
+        moved = False
+        for path in [name + suffix for suffix in suffixes]:
+            with contextlib.suppress(FileExistsError):
+                # link(2), since rename(2) would replace what a compiler has written meanwhile.
+                os.link(path, path, src_dir_fd=here, dst_dir_fd=there)
+                moved = True
+        return moved
+
     def close_staging(self) -> None:
         """Remove it, with what was not moved away. Never raises."""
         if self.descriptor >= 0:
@@ -70,6 +113,20 @@ class Target:
 
                 shutil.rmtree(self.staging, ignore_errors=True)
             self.staging = ""
+
+
+def _make_parents(there: int, parents: str, made: set[str]) -> bool:
+    """Make the directories of *parents* below *there*; False if one is a link, or not ours alone to write."""
+    path = ""
+    for part in parents.split("/") if parents not in made else ():
+        path = f"{path}/{part}" if path else part
+        try:
+            os.mkdir(path, 0o700, dir_fd=there)
+        except FileExistsError:
+            if not ours(os.stat(path, dir_fd=there, follow_symlinks=False)):
+                return False
+    made.add(parents)
+    return True
 
 
 class Task(NamedTuple):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -629,6 +631,31 @@ def test_names_that_no_reader_would_take_are_left_out(tmp_path: Path) -> None:
     assert (record.outcome, record.entries) == ("hit", 3)
     assert len(record.details["left_out"]) == 4
     assert place.restore()[1] == {"good", longest, "é"}
+
+
+def test_names_that_a_process_can_not_write_are_left_out(tmp_path: Path) -> None:
+    """A locale without UTF-8: what has a plain name comes."""
+    place = Place(tmp_path).make()
+    source = place.live()
+    (source / "ab").mkdir()
+    for name in (b"good.py", "é.py".encode()):
+        with open(os.path.join(os.fsencode(source), b"ab", name), "wb") as file:
+            file.write(b"x = 1\n")
+    assert place.publish(live=source).entries == 2
+    code = (
+        "import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]\nfrom pathlib import Path\nfrom place import Place\n"
+        "record = Place(Path(sys.argv[3])).restore()[0]\n"
+        "print(record.outcome, record.entries, record.details['skipped'])"
+    )
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", code, here.parents[1], here, tmp_path],
+        env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "hit 1 {'unfit': 1}", done.stderr
 
 
 def test_entries_that_exclude_each_other_are_not_committed(arena: Arena) -> None:

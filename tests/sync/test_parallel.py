@@ -50,6 +50,25 @@ def test_an_error_keeps_its_type_and_fields(each: Callable[..., Iterator[object]
     assert caught.value.reason == "pack_damaged"
 
 
+class Picky(Exception):
+    """Can be written by pickle, and not be read."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} {two}")
+
+
+@pytest.mark.parametrize("make", [lambda: Picky("a", "b"), lambda: type("Local", (Exception,), {})("a b")])
+def test_an_error_that_can_not_travel_is_told_in_words(
+    make: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> int:
+        raise make()
+
+    monkeypatch.setattr(parallel, "may_fork", lambda: True)
+    with pytest.raises(RuntimeError, match=r"(Picky|Local): a b"):
+        list(parallel.each(fail, range(3), workers=2))
+
+
 def test_a_worker_that_hangs_is_left_at_the_deadline(each: Callable[..., Iterator[object]]) -> None:
     release = threading.Event()
     try:
