@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # Whatever the developer's shell or an activated hook has set must not reach a test.
 _OURS = ("CACHEHOME", "TORCHINDUCTOR_", "TRITON_", "XDG_")
+
+
+signal.signal(
+    signal.SIGHUP, signal.SIG_DFL
+)  # what nohup ignores, the commands that tests start would ignore, too
 
 
 @pytest.fixture(scope="session")
