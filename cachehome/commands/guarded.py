@@ -11,6 +11,7 @@ open(2) never returns, nobody waits for the child.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -79,6 +80,8 @@ def _child(act: Callable[[], int], pipes: dict[int, tuple[int, int]]) -> NoRetur
             os.dup2(theirs, stream)
             os.close(ours)
             os.close(theirs)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)  # data comes before what is said of it, as on a terminal
         code = act()
         sys.stdout.flush()
         sys.stderr.flush()
