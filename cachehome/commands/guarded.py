@@ -80,8 +80,8 @@ def _child(act: Callable[[], int], pipes: dict[int, tuple[int, int]]) -> NoRetur
             os.dup2(theirs, stream)
             os.close(ours)
             os.close(theirs)
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(line_buffering=True)  # data comes before what is said of it, as on a terminal
+        if isinstance(sys.stdout, io.TextIOWrapper):  # data comes before what is said of it, as on a terminal
+            sys.stdout.reconfigure(line_buffering=True)
         code = act()
         sys.stdout.flush()
         sys.stderr.flush()
