@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from cachehome import settings as settings_module
+from cachehome.collector import uncollected
 from cachehome.errors import CacheHomeError, ConfigError
 
 DONE, FAILED, USAGE, NOTHING = 0, 1, 2, 3
@@ -132,9 +133,7 @@ def _told(act: Callable[[], int]) -> int:
 
 
 def _run(verb: str, words: list[str], *, guard: bool) -> int:
-    collecting = gc.isenabled()
-    gc.disable()  # nothing of what is imported is garbage
-    try:
+    with uncollected():  # nothing of what is imported is garbage
         args = parser_of(verb).parse_args(words)
         given = {
             key.removeprefix("setting_"): value
@@ -144,9 +143,6 @@ def _run(verb: str, words: list[str], *, guard: bool) -> int:
         module = importlib.import_module(VERBS[verb][0])
         lenient = getattr(module, "LENIENT", False)
         settings = settings_module.Settings.load(command_line=given, lenient=lenient)
-    finally:
-        if collecting:
-            gc.enable()
 
     def act() -> int:
         code = module.run(args, settings)

@@ -96,3 +96,10 @@ def missing_extra(package: str, extra: str) -> MissingExtra:
     return MissingExtra(
         f"{package} is not installed: install cachehome[{extra}]", package=package, extra=extra
     )
+
+
+def unread(error: OSError | ValueError) -> str:
+    """What kept a JSON document from being read, in words: a decoder's own tell nobody anything."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error) if type(error) is ValueError else "it is no JSON"

@@ -121,19 +121,14 @@ class Identity(NamedTuple):
     def load(cls, path: str | os.PathLike[str]) -> Identity:
         """Read a file; `ConfigError` names it if it can't be read or is no identity."""
         from cachehome import named
-        from cachehome.errors import ConfigError
+        from cachehome.errors import ConfigError, unread
 
         path = os.fspath(path)
         try:
             return cls.from_json(named.read(path))
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            if type(error) is not ValueError and not isinstance(
-                error, OSError
-            ):  # the parser's own, or the decoder's
-                reason = "it is no JSON"
             raise ConfigError(
-                f"identity: {path} can't be used: {reason}; make one with `cachehome key --json`",
+                f"identity: {path} can't be used: {unread(error)}; make one with `cachehome key --json`",
                 key="identity",
                 source=path,
                 value=path,

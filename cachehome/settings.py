@@ -531,7 +531,9 @@ def _no_toml(path: str, error: Exception) -> ConfigError:
     from cachehome.errors import ConfigError
 
     allowed = f"TOML with a section [{SECTION}]"
-    return ConfigError(f"{path} is no TOML: {error}", key="the file", source=path, value="", allowed=allowed)
+    return ConfigError(
+        f"{path}: {error}; it is to be {allowed}", key="the file", source=path, value="", allowed=allowed
+    )
 
 
 def _unknown(key: str, source: str, known: Mapping[str, object]) -> ConfigError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachehome import causes
 from cachehome.commands import output
-from cachehome.errors import CacheHomeError, ConfigError
+from cachehome.errors import CacheHomeError, ConfigError, unread
 from cachehome.identity import Difference, Identity, diff, identity
 
 if TYPE_CHECKING:
@@ -150,8 +150,7 @@ def _from_file(path: str) -> causes.Run:
         with open(path, "rb") as file:
             found = causes.read(json.load(file))
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no JSON"
-        raise ConfigError(f"why: {path} can't be read: {reason}") from None
+        raise ConfigError(f"why: {path} can't be read: {unread(error)}") from None
     if found is None:
         raise ConfigError(
             f"why: {path} holds neither an identity nor the record of a restore; a directory of reports is read by"

@@ -22,7 +22,6 @@ from cachehome.store.manifest import Pack, load_zstandard
 FRAME = 4 << 20
 BLOCK = 512
 END = bytes(2 * BLOCK)
-_AFTER_SIZE = 377  # bytes of a header after the digits of the size
 # The window is as large as a frame is: low levels alone would look back 1 or 2 MB only. With it, level 2 packs kernels
 # smaller than level 3 does, a third faster.
 _WINDOW_LOG = 22
@@ -68,9 +67,9 @@ def tar_header(path: str, size: int, mode: int) -> bytes:
 
 def named(raw: memoryview, start: int, path: str, size: int) -> bool:
     """Whether the tar header that ends at *start* of a frame is that of the member *path* of *size* bytes."""
-    header = bytes(raw[start - BLOCK : start - _AFTER_SIZE]) if start >= BLOCK else b""
+    header = bytes(raw[start - BLOCK : start - BLOCK + 135]) if start >= BLOCK else b""
     name = header[:100].rstrip(b"\0")
-    return bool(name) and header.endswith(b"%011o" % size) and path.encode().endswith(name)
+    return bool(name) and header[124:] == b"%011o" % size and path.encode().endswith(name)
 
 
 def _long_member(path: str, size: int, mode: int) -> bytes:

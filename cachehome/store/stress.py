@@ -369,9 +369,10 @@ def _no_interrupt() -> Iterator[None]:
 def _end(leader: int, until: float) -> None:
     """Kill a group, and see it end: what it still wrote would lie there for good. One that hangs is not waited for."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
-        while time.monotonic() < until:
+        while True:
             os.killpg(leader, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(leader, os.WNOHANG)
+            if time.monotonic() >= until:
+                return
             time.sleep(0.005)

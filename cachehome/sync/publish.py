@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cachehome.collector import uncollected
 from cachehome.errors import ConfigError, StoreError
 from cachehome.store import gc
 from cachehome.store.manifest import Entry, Manifest, Pack, check_path
@@ -26,7 +27,7 @@ from cachehome.sync import copies, growing, portable
 from cachehome.sync.denied import damaged, denied_here
 from cachehome.sync.live import Live, Stamp, in_effect, trouble
 from cachehome.sync.packing import Spool
-from cachehome.sync.record import Record, Work, asked, uncollected
+from cachehome.sync.record import Record, Work, asked
 from cachehome.sync.restore import host_tag, other_build
 from cachehome.sync.scan import LocalEntry
 from cachehome.sync.source import Source

@@ -13,8 +13,6 @@ fetched_bytes           bytes read from the store's packs, or written to it
 
 from __future__ import annotations
 
-import gc
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -94,21 +92,6 @@ def asked(settings: Settings | None, identity: Identity | None) -> tuple[Setting
 
         identity = identify(settings)
     return settings, identity
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Leave the cyclic garbage collector off: a transfer makes thousands of tuples and no garbage, and would have them
-    all looked at again and again, in forked workers page by page copied. Not where other threads run, who may make
-    some: a transfer that hangs in a dead store would leave it off for good."""
-    collecting = gc.isenabled() and threading.active_count() == 1
-    if collecting:
-        gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 class Work:

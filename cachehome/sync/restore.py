@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from cachehome.collector import uncollected
 from cachehome.errors import (
     CacheHomeError,
     ConfigError,
@@ -29,7 +30,7 @@ from cachehome.store.store import Generation, Store
 from cachehome.sync import portable
 from cachehome.sync.denied import LeaveOut, denied_here, suspect
 from cachehome.sync.live import Live, Stamp, in_effect, trouble
-from cachehome.sync.record import Record, Work, asked, uncollected
+from cachehome.sync.record import Record, Work, asked
 from cachehome.sync.scan import LocalEntry, Rules, scan
 from cachehome.sync.stage import Plan, Target
 from cachehome.sync.table import Table, known

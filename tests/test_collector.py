@@ -5,7 +5,7 @@ import sys
 
 _TRANSFERS = """
 import gc, threading
-from cachehome.sync.record import uncollected
+from cachehome.collector import uncollected
 
 def transfer():
     with uncollected():
