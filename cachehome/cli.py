@@ -9,10 +9,12 @@ verb that was asked for is imported.
 from __future__ import annotations
 
 import argparse
-import gc
+import atexit
+import contextlib
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -195,7 +197,13 @@ def _near(verb: str) -> str:
 
 
 def console() -> NoReturn:
-    """The entry point of the installed command."""
+    """The entry point of the installed command. It ends at once: to take apart what was imported would take the
+    interpreter as long as to start."""
     code = main(guard=True)
-    gc.freeze()  # the interpreter would look through all there is once more
-    sys.exit(code)
+    if threading.active_count() > 1:
+        sys.exit(code)
+    atexit._run_exitfuncs()  # noqa: SLF001 - as multiprocessing does
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or nobody reads on
+            stream.flush()
+    os._exit(code)

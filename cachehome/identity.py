@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from cachehome.errors import ConfigError
     from cachehome.settings import Settings
 
 SCHEMA = 1
@@ -118,22 +119,29 @@ class Identity(NamedTuple):
         return identity
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Identity:
-        """Read a file; `ConfigError` names it if it can't be read or is no identity."""
+    def load(cls, path: str | os.PathLike[str], *, guarded: bool = False) -> Identity:
+        """Read a file; `ConfigError` names it if it can't be read or is no identity. *guarded*: this process may hang
+        over it, since another one looks after it."""
         from cachehome import named
-        from cachehome.errors import ConfigError, unread
 
         path = os.fspath(path)
         try:
-            return cls.from_json(named.read(path))
+            return cls.from_json(named.regular(path) if guarded else named.read(path))
         except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"identity: {path} can't be used: {unread(error)}; make one with `cachehome key --json`",
-                key="identity",
-                source=path,
-                value=path,
-                allowed="a file made by `cachehome key --json`",
-            ) from None
+            raise unusable(path, error) from None
+
+
+def unusable(path: str, error: OSError | ValueError) -> ConfigError:
+    """The error for a file that is no identity, or can't be read, with the next step."""
+    from cachehome.errors import ConfigError, unread
+
+    return ConfigError(
+        f"identity: {path} can't be used: {unread(error)}; make one with `cachehome key --json`",
+        key="identity",
+        source=path,
+        value=path,
+        allowed="a file made by `cachehome key --json`",
+    )
 
 
 def identity(
@@ -142,9 +150,10 @@ def identity(
     command: Sequence[str] | None = None,
     *,
     program: Sequence[str] = (),
+    guarded: bool = False,
 ) -> Identity:
     """The identity of *command* (None: of this interpreter) under *environ*. *program*: the command line of this very
-    process, where it is the job itself.
+    process, where it is the job itself. *guarded*: see `Identity.load`.
 
     A file that *settings* names (`CACHEHOME_IDENTITY`) is taken as it is, since the first process of a tree took the
     snapshot; only a profile with a name of its own is exchanged. Raises `CacheHomeError` when the interpreter that
@@ -157,7 +166,7 @@ def identity(
         settings = Loaded.load(environ)
     named = settings.profile if settings.profile != AUTO else ""
     if settings.identity:
-        given = Identity.load(settings.identity)
+        given = Identity.load(settings.identity, guarded=guarded)
         return Identity(given.build, {"name": named}, given.left_out) if named else given
 
     from cachehome.probes import interpreter

@@ -23,8 +23,13 @@ def read(path: str, seconds: float = SECONDS) -> bytes:
         return b""
     found = _forked(path, seconds) if _alone() else _threaded(path, seconds)
     if found is None:
-        raise TimeoutError(errno.ETIMEDOUT, f"no answer within {seconds:g} s", path)
+        raise no_answer(path, seconds)
     return found
+
+
+def no_answer(path: str, seconds: float) -> TimeoutError:
+    """The error for a file whose server does not answer."""
+    return TimeoutError(errno.ETIMEDOUT, f"no answer within {seconds:g} s", path)
 
 
 def _alone() -> bool:

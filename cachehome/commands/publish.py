@@ -36,8 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    from cachehome.identity import identity
     from cachehome.sync.guard import publish
 
-    found = publish(settings, identity(settings), adopt=args.adopt)
+    found = publish(settings, adopt=args.adopt)
     return output.record(found, json_wanted=args.json)

@@ -44,12 +44,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    from cachehome.identity import identity
-    from cachehome.sync.denied import LeaveOut
     from cachehome.sync.guard import restore
 
     leave_out = None
     if args.leave_out or args.cold:
+        from cachehome.sync.denied import LeaveOut
+
         leave_out = LeaveOut.parse(args.leave_out or "", args.made_before, args.cold)
-    found = restore(settings, identity(settings), number=args.generation, leave_out=leave_out)
+    found = restore(settings, number=args.generation, leave_out=leave_out)
     return output.record(found, json_wanted=args.json)

@@ -35,7 +35,6 @@ class Build(NamedTuple):
         """Entries that no restore brought and no publication took: of a run that was killed, or that still works."""
         from cachehome.sync.live import Live
         from cachehome.sync.scan import scan
-        from cachehome.sync.table import known
 
         catalogue = families.catalogue(plugins=True)
         count = 0
@@ -43,7 +42,7 @@ class Build(NamedTuple):
             with contextlib.suppress(OSError):
                 table = Live(path).table()
                 for entry in scan(catalogue[name], path).values():
-                    count += not all(known(table, entry.name + file.suffix, file) for file in entry.files)
+                    count += not all(table.known(entry.name + file.suffix, file) for file in entry.files)
         return count
 
     @property

@@ -14,13 +14,10 @@ A collector may be killed at any line, and several may run at once: every step i
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from cachehome.errors import IntegrityError, NotInStore, StoreError, Untrusted
-from cachehome.store.backend import jitter
+from cachehome.errors import IntegrityError, NotInStore, Untrusted
 from cachehome.store.manifest import Manifest
 from cachehome.store.merge import COMPACTED
 from cachehome.store.reader import generation_name
@@ -38,8 +35,7 @@ def longest(settings: Settings) -> float:
     return max(settings.publish_budget_seconds, settings.exit_timeout_seconds, settings.store_timeout_seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(NamedTuple):
     """How much is kept. `writer_seconds`: what killed writers left is older."""
 
     keep_generations: int = 2
@@ -58,8 +54,7 @@ class Rules:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One name that goes, or is condemned, and why."""
 
     name: str
@@ -67,8 +62,7 @@ class Item:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What a prune of one build does. Nothing in it has happened yet; `apply` does it.
 
     *generations*: ascending within each profile. *idle*: profiles of which all goes. *named*: condemned, but named
@@ -101,17 +95,17 @@ class Plan:
         return not (self.deleted or self.condemn or self.named or self.whole)
 
 
-@dataclass(slots=True)
 class _Profile:
     """What planning finds out about one profile."""
 
-    name: str
-    numbers: list[int]
-    manifests: dict[int, Manifest] = field(default_factory=dict)
-    ages: dict[int, float] = field(default_factory=dict)
-    idle: bool = False
-    floor: int = 0
-    blind: bool = False  # one of its manifests may be sound, and can't be read by us or just now
+    def __init__(self, name: str, numbers: list[int]) -> None:
+        self.name = name
+        self.numbers = numbers
+        self.manifests: dict[int, Manifest] = {}
+        self.ages: dict[int, float] = {}
+        self.idle = False
+        self.floor = 0
+        self.blind = False  # one of its manifests may be sound, and can't be read by us or just now
 
     @property
     def kept(self) -> list[Manifest]:
@@ -359,24 +353,3 @@ def _sha256(pack: Item) -> str:
 def prune(store: Store, build: str, rules: Rules) -> Plan:
     """Plan and apply; what was done."""
     return apply(store, plan(store, build, rules))
-
-
-def on_the_way(store: Store, build: str, rules: Rules) -> Plan | None:
-    """Prune as a publisher does, at most once a day a build for all of them together; None if it was not due.
-
-    Never raises: a publication must not fail over it.
-    """
-    mark = f"{build}/pruned"
-    try:
-        try:
-            # Not all at the same second: most of those that come later see the mark.
-            due = store.backend.age(mark) > DAY * jitter(1, 1.1)
-        except NotInStore:
-            due = False
-            store.backend.put_new(mark, b"")
-        if not due:
-            return None
-        store.backend.put(mark, b"%d\n" % time.time())
-        return prune(store, build, rules)
-    except StoreError:
-        return None

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import add, gt
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from cachehome.errors import IntegrityError, missing_extra
 from cachehome.store.document import read, write
@@ -58,6 +58,80 @@ class File(NamedTuple):
     offset: int
 
 
+class _Columns(NamedTuple):
+    """The files of all entries of a manifest, as it holds them."""
+
+    suffix: list[str]
+    size: list[int]
+    mode: list[int]
+    pack: list[int]
+    offset: list[int]
+    sha256: str
+
+
+class Files(Sequence[File]):
+    """The files of one entry of a manifest that was read. Each is made when it is asked for: of ten thousand, most
+    never are."""
+
+    __slots__ = ("_begin", "_columns", "_end")
+
+    def __init__(self, columns: _Columns, begin: int, end: int) -> None:
+        self._columns = columns
+        self._begin = begin
+        self._end = end
+
+    @classmethod
+    def of(cls, files: Sequence[File]) -> Files:
+        """*files* in columns of their own."""
+        suffixes, sizes, modes, hashes, packs, offsets = map(list, zip(*files, strict=True))
+        return cls(_Columns(suffixes, sizes, modes, packs, offsets, "".join(hashes)), 0, len(files))
+
+    def columns(self) -> _Columns:
+        """Their part of the columns."""
+        of, here = self._columns, slice(self._begin, self._end)
+        return _Columns(
+            of.suffix[here], of.size[here], of.mode[here], of.pack[here], of.offset[here], self.hashes
+        )
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    def __iter__(self) -> Iterator[File]:
+        suffix, size, mode, pack, offset, sha256 = self.columns()
+        hashes = [sha256[at : at + 64] for at in range(0, len(sha256), 64)]
+        rows = zip(suffix, size, mode, hashes, pack, offset, strict=True)
+        return map(partial(tuple.__new__, File), rows)  # a third of the time of File._make
+
+    @overload
+    def __getitem__(self, index: int) -> File: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[File, ...]: ...
+    def __getitem__(self, index: int | slice) -> File | tuple[File, ...]:
+        return tuple(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, Files | tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    @property
+    def suffixes(self) -> list[str]:
+        return self._columns.suffix[self._begin : self._end]
+
+    @property
+    def packs(self) -> list[int]:
+        return self._columns.pack[self._begin : self._end]
+
+    @property
+    def hashes(self) -> str:
+        """All of them, as one text."""
+        return self._columns.sha256[64 * self._begin : 64 * self._end]
+
+
 class Entry(NamedTuple):
     """One entry: `family` and `name` identify it, `since` is the generation that introduced it."""
 
@@ -65,11 +139,29 @@ class Entry(NamedTuple):
     name: str
     since: int
     slim: bool
-    files: tuple[File, ...]
+    files: Sequence[File]
 
     @property
     def key(self) -> tuple[str, str]:
         return (self.family, self.name)
+
+    @property
+    def suffixes(self) -> list[str]:
+        """Those of its files."""
+        files = self.files
+        return files.suffixes if isinstance(files, Files) else [file.suffix for file in files]
+
+    @property
+    def packs(self) -> list[int]:
+        """The pack of each file."""
+        files = self.files
+        return files.packs if isinstance(files, Files) else [file.pack for file in files]
+
+    @property
+    def hashes(self) -> str:
+        """Their hashes, as one text."""
+        files = self.files
+        return files.hashes if isinstance(files, Files) else "".join([file.sha256 for file in files])
 
     def digest(self, leave_out: frozenset[str] = frozenset()) -> str:
         """sha256 of what the entry holds, whatever pack it lies in; without files of the extensions *leave_out*."""
@@ -120,7 +212,7 @@ class Manifest(NamedTuple):
 
     def origin_of(self, entry: Entry) -> dict[str, Any]:
         """Where *entry* was made: the origin of the pack that holds it."""
-        return self.origins[self.packs[entry.files[0].pack].origin]
+        return self.origins[self.packs[entry.packs[0]].origin]
 
 
 def encode(manifest: Manifest, sign: Any = None) -> bytes:
@@ -133,7 +225,7 @@ def encode(manifest: Manifest, sign: Any = None) -> bytes:
     index = {family: number for number, family in enumerate(families)}
     _claim(manifest)
     entries = [manifest.entries[key] for key in sorted(manifest.entries)]
-    files = [file for entry in entries for file in entry.files]
+    files = _columns(entries)
     payload = write(
         {
             "build": manifest.build,
@@ -157,14 +249,7 @@ def encode(manifest: Manifest, sign: Any = None) -> bytes:
                 "slim": [int(entry.slim) for entry in entries],
                 "files": [len(entry.files) for entry in entries],
             },
-            "files": {
-                "suffix": [file.suffix for file in files],
-                "size": [file.size for file in files],
-                "mode": [file.mode for file in files],
-                "pack": [file.pack for file in files],
-                "offset": [file.offset for file in files],
-                "sha256": "".join([file.sha256 for file in files]),
-            },
+            "files": files._asdict(),
         }
     )
     stored: bytes = zstandard.ZstdCompressor(level=3).compress(payload)
@@ -174,16 +259,29 @@ def encode(manifest: Manifest, sign: Any = None) -> bytes:
     return write(header) + b"\n" + stored
 
 
+def _columns(entries: Iterable[Entry]) -> _Columns:
+    """The files of all *entries*, one after the other."""
+    columns, hashes = _Columns([], [], [], [], [], ""), []
+    for entry in entries:
+        files = entry.files if isinstance(entry.files, Files) else Files.of(entry.files)
+        own = files.columns()
+        columns.suffix.extend(own.suffix)
+        columns.size.extend(own.size)
+        columns.mode.extend(own.mode)
+        columns.pack.extend(own.pack)
+        columns.offset.extend(own.offset)
+        hashes.append(own.sha256)
+    return columns._replace(sha256="".join(hashes))
+
+
 def _claim(manifest: Manifest) -> None:
     claims: dict[str, _Claims] = {}
     try:
         for entry in manifest.entries.values():
             claim = claims.setdefault(entry.family, _Claims())
-            if entry.files[0].suffix[:1] == "/":
-                claim.add(entry.name)
-            else:
-                for file in entry.files:
-                    claim.add(entry.name + file.suffix)
+            suffixes = entry.suffixes
+            for suffix in suffixes if suffixes[0][:1] != "/" else [""]:
+                claim.add(entry.name + suffix)
         for claim in claims.values():
             claim.check()
     except ValueError as error:
@@ -349,20 +447,7 @@ def _entries(payload: dict[str, Any], raw: list[int]) -> Iterator[Entry]:
         map(gt, map(add, offsets, sizes), map(raw.__getitem__, packs))
     ):
         raise ValueError("a file lies outside its pack")
-    members = list(
-        map(
-            partial(tuple.__new__, File),  # a third of the time of File._make
-            zip(
-                suffixes,
-                sizes,
-                [mode & 0o777 for mode in modes],
-                [hashes[at : at + 64] for at in range(0, 64 * total, 64)],
-                packs,
-                offsets,
-                strict=True,
-            ),
-        )
-    )
+    whole = _Columns(suffixes, sizes, [mode & 0o777 for mode in modes], packs, offsets, hashes)
     claims = [_Claims() for _ in families]
     trees: dict[
         tuple[str, ...], int
@@ -385,7 +470,7 @@ def _entries(payload: dict[str, Any], raw: list[int]) -> Iterator[Entry]:
                     raise ValueError(f"the suffix {suffix[:80]!r}")
                 check_path(name + suffix)
                 claims[family].add(name + suffix)
-        yield Entry(families[family], name, generation, bool(slim), tuple(members[begin:end]))
+        yield Entry(families[family], name, generation, bool(slim), Files(whole, begin, end))
         begin = end
     for claim in claims:
         claim.check()

@@ -57,13 +57,13 @@ def missing(
     names = {(family, name) for family, name, _ in denied}
     found = {}
     for key, entry in addition.entries.items():
-        if any(file.pack in away for file in entry.files):
+        if not away.isdisjoint(entry.packs):
             continue
         if key in names and (*key, digest(entry, addition.packs)) in denied:
             continue
         there = start.entries.get(key) if start else None
-        if start is not None and there is not None and not any(file.pack in gone for file in there.files):
-            if [file.sha256 for file in there.files] == [file.sha256 for file in entry.files]:
+        if start is not None and there is not None and gone.isdisjoint(there.packs):
+            if there.hashes == entry.hashes:
                 continue
             bad = key in names and (*key, digest(there, start.packs)) in denied
             if not bad and key not in addition.overwrite:
@@ -92,7 +92,7 @@ def merge(
         kept = {
             key: entry._replace(since=number) if new_line else entry
             for key, entry in start.entries.items()
-            if key not in entries and not any(file.pack in gone for file in entry.files)
+            if key not in entries and (not gone or gone.isdisjoint(entry.packs))
         }
         writer.take(kept, start.packs, start.origins)
     fresh = {key: entry._replace(since=number) for key, entry in entries.items()}
@@ -115,13 +115,14 @@ class Writer:
         """Add *entries*, whose files count in *packs*, which count in *origins*."""
         moved: dict[int, int] = {}
         for key, entry in entries.items():
-            files = entry.files
-            for file in files:
-                if file.pack not in moved:
-                    moved[file.pack] = self._number(packs[file.pack], origins)
-            if any(moved[file.pack] != file.pack for file in files):
-                files = tuple(file._replace(pack=moved[file.pack]) for file in files)
-            self.entries[key] = entry._replace(files=files)
+            before = entry.packs
+            for pack in before:
+                if pack not in moved:
+                    moved[pack] = self._number(packs[pack], origins)
+            if any(moved[pack] != pack for pack in before):
+                files = tuple(file._replace(pack=moved[file.pack]) for file in entry.files)
+                entry = entry._replace(files=files)  # noqa: PLW2901
+            self.entries[key] = entry
 
     def _number(self, pack: Pack, origins: tuple[dict[str, Any], ...]) -> int:
         if pack.sha256 not in self._place:

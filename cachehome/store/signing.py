@@ -12,7 +12,6 @@ holds its build, profile, line and number, a mark's header its name in the store
 
 from __future__ import annotations
 
-import binascii
 import contextlib
 import hashlib
 import os
@@ -85,7 +84,7 @@ class Keys:
                 f"it is signed by the key {name[:16]!r}, which is not one of trusted_keys",
                 reason="unknown_key",
             )
-        with contextlib.suppress(InvalidSignature, binascii.Error, ValueError):
+        with contextlib.suppress(InvalidSignature, ValueError):
             key.verify(base64.b64decode(text, validate=True), data)
             return
         raise Untrusted(f"its signature by the key {name} is wrong", reason="wrong_signature")

@@ -131,6 +131,20 @@ class Store(Reader):
         if self.memory is not None and line:
             self.memory.note(known, 0)
 
+    def take_turn_to_prune(self, build: str) -> bool:
+        """Whether a publisher is to prune *build* on the way, about once a day for all of them together: the others see
+        that one has."""
+        mark = f"{build}/pruned"
+        try:
+            # Not all at the same second: most of those that come later see the mark.
+            due = self.backend.age(mark) > DAY * jitter(1, 1.1)
+        except NotInStore:
+            self.backend.put_new(mark, b"")
+            return False
+        if due:
+            self.backend.put(mark, b"%d\n" % time.time())
+        return due
+
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def add_packs(

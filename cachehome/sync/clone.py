@@ -28,7 +28,7 @@ from cachehome.sync.live import Live, Stamp, trouble
 from cachehome.sync.record import Phases, Record
 from cachehome.sync.scan import OWN, LocalFile, scan
 from cachehome.sync.stage import Target, fill
-from cachehome.sync.table import Table, known, row, sha256_of, status
+from cachehome.sync.table import Table, row, sha256_of, status
 
 if TYPE_CHECKING:
     from cachehome.families import Family
@@ -55,7 +55,7 @@ class _Piece(NamedTuple):
     linked: list[str]
     groups: list[tuple[str, bytes]]
     copied: list[str]
-    rows: Table
+    rows: dict[str, str]
     """As they are over there."""
 
 
@@ -128,7 +128,8 @@ def _take_back(live: Live, piece: _Piece) -> None:
     """Move what came of *piece* out of the way, and forget it."""
     with contextlib.suppress(OSError):
         live.set_aside(piece.name, list(piece.modes), tree=piece.tree)
-        live.write_table({path: one for path, one in live.table().items() if path not in piece.rows})
+        rows = live.table().rows()
+        live.write_table(Table({path: one for path, one in rows.items() if path not in piece.rows}))
 
 
 def restored(directories: Mapping[str, str]) -> list[Target]:
@@ -159,7 +160,7 @@ def _model(identity: Identity, source: Target) -> _Model:
             pieces[name] = _piece(live, name, files, table, name.startswith(replaced))
 
     for entry in source.local.values():
-        if all(known(table, entry.name + file.suffix, file) for file in entry.files):
+        if all(table.known(entry.name + file.suffix, file) for file in entry.files):
             add(entry.name, entry.files)
         elif entry.newest_ns <= stamp.restored_ns:  # else it is the work of the worker over there
             raise ValueError(f"nobody has verified {live.directory}/{entry.name}")
@@ -172,7 +173,7 @@ def _piece(live: Live, name: str, files: Sequence[LocalFile | File], table: Tabl
     linked, groups, copied, rows, size = [], [], [], {}, 0
     for file in files:
         suffix = file.suffix
-        rows[name + suffix] = table[name + suffix]
+        rows[name + suffix] = table.get(name + suffix)
         size += file.size
         if portable.is_group(suffix):
             groups.append((suffix, _group(live, name, suffix, [other.suffix[1:] for other in files])))
@@ -260,14 +261,14 @@ class _Clone:
                     raise ValueError(f"{path} is there already")
 
     def _fill(self, model: _Model, here: Live) -> None:
-        table: Table = {}
+        rows: dict[str, str] = {}
         staging = here.staging()
         try:
             with _Hands(model, here, staging) as hands:
                 pieces = list(model.pieces.values())
                 first = int(self.begin * len(pieces))
                 for piece in itertools.chain(pieces[first:], pieces[:first]):
-                    if hands.bring(piece, table):
+                    if hands.bring(piece, rows):
                         self.families[model.family.name] += 1
                         self.files += len(piece.modes)
                         self.size += piece.size
@@ -275,7 +276,7 @@ class _Clone:
             import shutil
 
             shutil.rmtree(staging, ignore_errors=True)
-        here.write_table(table)
+        here.write_table(Table(rows))
 
 
 class _Hands:
@@ -299,8 +300,8 @@ class _Hands:
         for descriptor in self.open:
             os.close(descriptor)
 
-    def bring(self, piece: _Piece, table: Table) -> bool:
-        """Whether it came, with its rows in *table*; not if it is gone over there, or somebody else's is here by
+    def bring(self, piece: _Piece, rows: dict[str, str]) -> bool:
+        """Whether it came, with its rows among *rows*; not if it is gone over there, or somebody else's is here by
         now."""
         name = piece.name
         parent = name.rpartition("/")[0]
@@ -313,20 +314,19 @@ class _Hands:
                 os.mkdir(staged, 0o700, dir_fd=self.staging_fd)
             for suffix in piece.modes if piece.deep else ():
                 os.makedirs(f"{self.staging}/{staged}{os.path.dirname(suffix)}", mode=0o700, exist_ok=True)
-            rows = self._stage(piece, staged)
+            own = self._stage(piece, staged)
         except (FileNotFoundError, ValueError):  # replaced meanwhile: what it is now was never verified
             return False
         moved = self._move_tree(staged, name) if piece.tree else self._move_files(staged, piece)
         if moved:
-            table.update(piece.rows)
-            table.update(rows)
+            rows |= piece.rows | own
         return moved
 
-    def _stage(self, piece: _Piece, staged: str) -> Table:
+    def _stage(self, piece: _Piece, staged: str) -> dict[str, str]:
         """Make all files of an entry below *staged*; rows of those that are no links."""
         name = piece.name
         there, here = self.there_fd, self.staging_fd
-        rows: Table = {}
+        rows: dict[str, str] = {}
         copied = piece.copied
 
         def write(suffix: str, data: bytes, sha256: str) -> None:

@@ -26,7 +26,7 @@ from cachehome.sync import portable
 from cachehome.sync.live import Live
 from cachehome.sync.record import Record, Work
 from cachehome.sync.scan import LocalEntry
-from cachehome.sync.table import Table, known, row
+from cachehome.sync.table import Table, row
 
 if TYPE_CHECKING:
     from cachehome.identity import Identity
@@ -114,7 +114,7 @@ def _row(family: Family, live: Live, entry: LocalEntry, table: Table) -> Row:
         if family.ir and file.suffix.endswith(family.ir):
             continue
         path = entry.name + file.suffix
-        have = known(table, path, file)
+        have = table.known(path, file)
         if not have:
             with (
                 contextlib.suppress(OSError, ValueError),

@@ -4,7 +4,8 @@
                                 either, since its file server is gone, is left behind
     process with threads        it runs in a thread, which is left behind: forking would not be safe there
 
-These are what the verbs and `cachehome.restore`, `cachehome.publish` call.
+The child reads the identity and imports what a transfer needs by itself: what its parent has touched before would have
+to be copied for it, page by page. These are what the verbs and `cachehome.restore`, `cachehome.publish` call.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import marshal
 import os
 import select
 import signal
+import struct
 import sys
 import threading
 import time
@@ -21,17 +23,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from cachehome.sync import parallel
-from cachehome.sync.record import Record, asked
+from cachehome.sync.record import Record
 
 if TYPE_CHECKING:
+    from cachehome.errors import ConfigError
     from cachehome.identity import Identity
     from cachehome.settings import Settings
     from cachehome.sync.denied import LeaveOut
     from cachehome.sync.stage import Target
 
+    Transfer = Callable[[Identity], Record]
+
 _MARGIN = 0.5  # seconds; what has a deadline of its own tells more, and comes first
 _GRACE = 1.0  # seconds for a child that was told to end: it removes what it has staged
-_ENDED, _FAILED = b"r", b"e"  # what follows in the answer of a child: a record, or an exception
+_HEADER = struct.Struct("<cQ")  # of what a child says: its kind, and how many bytes follow
+_STARTED, _ENDED, _FAILED = b"s", b"r", b"e"  # kinds: keys of the identity, a record, an exception
+_Keys = tuple[str, str]
 
 
 def restore(
@@ -44,16 +51,14 @@ def restore(
     then: Callable[[Record, Sequence[Target]], Record] = lambda record, _: record,
 ) -> Record:
     """`cachehome.sync.restore.restore`, ended after `store_timeout_seconds`. *then*: what else to do in that time."""
-    from cachehome.sync import restore as module
+    settings = settings or _loaded()
 
-    settings, identity = asked(settings, identity)
-    return _within(
-        settings.store_timeout_seconds,
-        lambda: module.restore(
-            settings, identity, directories, number=number, leave_out=leave_out, then=then
-        ),
-        _late("restore", settings, identity, settings.store_timeout_seconds),
-    )
+    def transfer(found: Identity) -> Record:
+        from cachehome.sync import restore as module
+
+        return module.restore(settings, found, directories, number=number, leave_out=leave_out, then=then)
+
+    return _Guard("restore", settings, identity, settings.store_timeout_seconds).run(transfer)
 
 
 def publish(
@@ -64,97 +69,142 @@ def publish(
     adopt: bool = False,
 ) -> Record:
     """`cachehome.sync.publish.publish`, ended after `publish_budget_seconds`."""
-    from cachehome.sync import publish as module
+    settings = settings or _loaded()
 
-    settings, identity = asked(settings, identity)
-    return _within(
-        settings.publish_budget_seconds,
-        lambda: module.publish(settings, identity, directories, adopt=adopt),
-        _late("publish", settings, identity, settings.publish_budget_seconds),
-    )
+    def transfer(found: Identity) -> Record:
+        from cachehome.sync import publish as module
+
+        return module.publish(settings, found, directories, adopt=adopt)
+
+    return _Guard("publish", settings, identity, settings.publish_budget_seconds).run(transfer)
 
 
-def _late(action: str, settings: Settings, identity: Identity, seconds: float) -> Callable[[str], Record]:
-    """The record of a transfer that gave none, for the reason that it died of; "" if it did not end in time."""
+def _loaded() -> Settings:
+    from cachehome.settings import Settings
 
-    def record(died: str) -> Record:
-        store = settings.store[-1] if settings.store else "no store"
-        message = died or f"{store} did not answer within {seconds:g} s: check the mount and its server"
+    return Settings.load()
+
+
+class _Guard:
+    """One guarded transfer. *seconds*: from when the identity is known, which is no store's business."""
+
+    def __init__(self, action: str, settings: Settings, identity: Identity | None, seconds: float) -> None:
+        self.action = action
+        self.settings = settings
+        self.identity = identity
+        self.seconds = seconds + _MARGIN
+
+    def run(self, transfer: Transfer) -> Record:
+        """The record of *transfer*, or one that says why there is none. Raises what it raises."""
+        return self._forked(transfer) if parallel.may_fork() else self._threaded(transfer)
+
+    def _late(self, keys: _Keys, died: str = "") -> Record:
+        """The record of a transfer that gave none, for the reason that it *died* of; "" if it did not end in time."""
+        store = self.settings.store[-1] if self.settings.store else "no store"
+        late = f"{store} did not answer within {self.seconds - _MARGIN:g} s: check the mount and its server"
         reason = "transfer_died" if died else "store_timeout"
-        build, profile = identity.build_key, identity.profile_key
-        return Record(action, "unavailable", reason, build, profile, details={"message": message})
+        return Record(self.action, "unavailable", reason, *keys, details={"message": died or late})
 
-    return record
+    def _threaded(self, transfer: Transfer) -> Record:
+        identity = self._identify()
+        found: list[Record] = []
+        failed: list[BaseException] = []
 
+        def work() -> None:
+            try:
+                found.append(transfer(identity))
+            except BaseException as error:  # raised again in the thread that asked
+                failed.append(error)
 
-def _within(seconds: float, transfer: Callable[[], Record], late: Callable[[str], Record]) -> Record:
-    deadline = time.monotonic() + seconds + _MARGIN
-    return (_forked if parallel.may_fork() else _threaded)(deadline, transfer, late)
+        thread = threading.Thread(target=work, name="cachehome", daemon=True)
+        thread.start()
+        thread.join(self.seconds)
+        if failed:
+            raise failed[0]
+        return found[0] if found else self._late(_keys(identity))
 
-
-def _threaded(deadline: float, transfer: Callable[[], Record], late: Callable[[str], Record]) -> Record:
-    found: list[Record] = []
-    failed: list[BaseException] = []
-
-    def work() -> None:
+    def _forked(self, transfer: Transfer) -> Record:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none at all
+                stream.flush()
+        answer, mine = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.close(answer)
+            self._child(transfer, mine)
+        os.close(mine)
+        keys: _Keys = ("", "")
+        status = _RUNNING
         try:
-            found.append(transfer())
-        except BaseException as error:  # raised again in the thread that asked
-            failed.append(error)
+            kind, data = _receive(answer, self._time_to_identify())
+            if kind == _STARTED:
+                keys = marshal.loads(data)  # noqa: S302 - our own child wrote it
+                kind, data = _receive(answer, self.seconds)
+            if kind:
+                status = _reap(pid, _GRACE)
+        except TimeoutError:
+            if keys == ("", ""):
+                raise self._unidentified() from None
+            return self._late(keys)
+        finally:
+            os.close(answer)
+            if status == _RUNNING:
+                status = _end(pid)
+        if kind == _FAILED:
+            import pickle  # here, since most transfers give a record
 
-    thread = threading.Thread(target=work, name="cachehome", daemon=True)
-    thread.start()
-    thread.join(max(0.0, deadline - time.monotonic()))
-    if failed:
-        raise failed[0]
-    return found[0] if found else late("")
+            raise pickle.loads(data)  # noqa: S301
+        if kind == _ENDED:
+            return Record(**marshal.loads(data))  # noqa: S302
+        return self._late(
+            keys, f"the transfer was killed by signal {-status}" if status < 0 else "the transfer died"
+        )
 
+    def _time_to_identify(self) -> float | None:
+        """Seconds that a file may take. To find out what a machine is takes as long as it takes."""
+        from cachehome import named
 
-def _forked(deadline: float, transfer: Callable[[], Record], late: Callable[[str], Record]) -> Record:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none at all
-            stream.flush()
-    answer, mine = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.close(answer)
-        _child(transfer, mine)
-    os.close(mine)
-    ended = False
-    try:
-        data = _receive(answer, deadline)
-        ended = data is not None
-    finally:
-        os.close(answer)
-        status = _reap(pid, _GRACE) if ended else _end(pid)
-    if data is None:
-        return late("")
-    if not data:
-        return late(f"the transfer was killed by signal {-status}" if status < 0 else "the transfer died")
-    kind, data = data[:1], data[1:]
-    if kind == _FAILED:
-        import pickle  # here, since most transfers give a record
+        return named.SECONDS if self.settings.identity else None
 
-        raise pickle.loads(data)  # noqa: S301 - our own child wrote it
-    return Record(**marshal.loads(data))  # noqa: S302
+    def _unidentified(self) -> ConfigError:
+        from cachehome import named
+        from cachehome.identity import unusable
 
+        path = self.settings.identity
+        return unusable(path, named.no_answer(path, named.SECONDS))
 
-def _child(transfer: Callable[[], Record], mine: int) -> NoReturn:
-    """The life of the forked child. Nothing of the parent's may run twice, so it never returns."""
-    try:
-        # Whoever reads our parent's output must not wait for a child that was left behind.
-        null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(null, descriptor)
-        signal.signal(signal.SIGTERM, _leave)
+    def _child(self, transfer: Transfer, mine: int) -> NoReturn:
+        """The life of the forked child. Nothing of the parent's may run twice, so it never returns."""
+
+        def say(kind: bytes, data: bytes) -> None:
+            file.write(_HEADER.pack(kind, len(data)) + data)
+
         try:
-            data = _ENDED + marshal.dumps(transfer().to_json())
-        except Exception as error:
-            data = _FAILED + parallel.pickled(error)
-        with open(mine, "wb") as file:
-            file.write(data)
-    finally:
-        os._exit(0)
+            # Whoever reads our parent's output must not wait for a child that was left behind.
+            null = os.open(os.devnull, os.O_RDWR)
+            for descriptor in (0, 1, 2):
+                os.dup2(null, descriptor)
+            signal.signal(signal.SIGTERM, _leave)
+            with open(mine, "wb", buffering=0) as file:
+                try:
+                    identity = self._identify(guarded=True)
+                    say(_STARTED, marshal.dumps(_keys(identity)))
+                    say(_ENDED, marshal.dumps(transfer(identity).to_json()))
+                except Exception as error:
+                    say(_FAILED, parallel.pickled(error))
+        finally:
+            os._exit(0)
+
+    def _identify(self, *, guarded: bool = False) -> Identity:
+        if self.identity is not None:
+            return self.identity
+        from cachehome.identity import identity
+
+        return identity(self.settings, guarded=guarded)
+
+
+def _keys(identity: Identity) -> _Keys:
+    return identity.build_key, identity.profile_key
 
 
 def _leave(_number: int, _frame: object) -> None:
@@ -162,19 +212,31 @@ def _leave(_number: int, _frame: object) -> None:
     raise SystemExit  # so that what was staged is removed on the way out
 
 
-def _receive(answer: int, deadline: float) -> bytes | None:
-    """All that the child writes; None if that was not all by the *deadline*."""
+def _receive(answer: int, seconds: float | None) -> tuple[bytes, bytes]:
+    """The next thing that the child says: kind, content; empty if it has ended. Raises `TimeoutError`."""
+    until = None if seconds is None else time.monotonic() + seconds
+    header = _read(answer, _HEADER.size, until)
+    if len(header) < _HEADER.size:
+        return b"", b""
+    kind, length = _HEADER.unpack(header)
+    data = _read(answer, length, until)
+    return (kind, data) if len(data) == length else (b"", b"")
+
+
+def _read(answer: int, length: int, until: float | None) -> bytes:
+    """So many bytes, fewer if the child has ended."""
     poll = select.poll()
     poll.register(answer, select.POLLIN | select.POLLHUP)
-    data = bytearray()
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
-            return None
-        block = os.read(answer, 1 << 20)
+    data = b""
+    while len(data) < length:
+        left = None if until is None else until - time.monotonic()
+        if left is not None and (left <= 0 or not poll.poll(left * 1000)):
+            raise TimeoutError("the child did not answer in time")
+        block = os.read(answer, length - len(data))
         if not block:
-            return bytes(data)
+            break
         data += block
+    return data
 
 
 def _end(pid: int) -> int:

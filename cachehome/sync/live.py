@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cachehome.store import document
-from cachehome.sync import table
 from cachehome.sync.scan import OWN
 from cachehome.sync.table import Table
 
@@ -94,16 +93,16 @@ class Live:
         return found
 
     def table(self) -> Table:
-        """The known hashes; {} if there are none that can be read."""
+        """The known hashes; none if they can't be read."""
         try:
             with open(os.path.join(self.own, "files"), "rb") as file:
-                return table.read(file.read())
+                return Table.read(file.read())
         except (OSError, ValueError):
-            return {}
+            return Table()
 
     def write_table(self, known: Table, fresh: Iterable[str] = ()) -> None:
         """Replace the known hashes; *fresh* lines are newer ones. Two workers may race: a lost row costs one hash."""
-        self._replace("files", table.write(known, fresh))
+        self._replace("files", known.write(fresh))
 
     def suspects(self) -> list[str]:
         """Packs of the store that a restore found damaged, for the next publish to look at."""

@@ -18,7 +18,7 @@ from cachehome.store.pack import BLOCK, END, FRAME, compressor, memory, padding,
 from cachehome.sync import parallel, portable
 from cachehome.sync.scan import LocalFile
 from cachehome.sync.source import Source
-from cachehome.sync.table import Table, row
+from cachehome.sync.table import row
 
 # A file to be packed: its extension and path, by which they are ordered, the number of its source, the name of its
 # entry, the file. A tuple, since there are thousands.
@@ -56,7 +56,7 @@ class Spool:
         self.slim = slim
         self.deadline = deadline
         self.packs: list[tuple[Pack, str]] = []
-        self.rows: list[Table] = [{} for _ in sources]
+        self.rows: list[dict[str, str]] = [{} for _ in sources]
         """By source, rows of the table for what was packed."""
         self._files: dict[tuple[int, str], list[File]] = {}
         self._problems: dict[tuple[int, str], str] = {}

@@ -12,6 +12,7 @@ An entry with a file that is broken, or that changed while it was read, is left 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from cachehome.collector import uncollected
 from cachehome.errors import ConfigError, StoreError
-from cachehome.store import gc
 from cachehome.store.manifest import Entry, Manifest, Pack, check_path
 from cachehome.store.marks import Denials
 from cachehome.store.store import Addition, Generation, Store
@@ -223,7 +223,7 @@ class _Publish(Work):
                 spool.remove()
         self._remember(spools)
         with self.phases("prune"):
-            gc.on_the_way(store, build, self._rules())
+            self._prune(store)
         reason = "published" if ours else "mended" if mended else "others_were_faster"
         files = [file for entry in addition.entries.values() for file in entry.files]
         return self._done(generation, reason)._replace(
@@ -251,14 +251,22 @@ class _Publish(Work):
         if denials.unreadable:
             self.details["denials_unreadable"] = [f"{label}: {why}" for label, why in denials.unreadable]
 
-    def _rules(self) -> gc.Rules:
-        """Nobody looks on: what others may be working with stays."""
-        return gc.Rules.of(self.settings, at_least=gc.longest(self.settings))
+    def _prune(self, store: Store) -> bool:
+        """Prune on the way, if nobody has for a day; whether we did. The publication does not fail over it."""
+        with contextlib.suppress(StoreError):
+            if store.take_turn_to_prune(self.identity.build_key):
+                from cachehome.store import gc  # here, since few publications need it
+
+                # Nobody looks on: what others may be working with stays.
+                rules = gc.Rules.of(self.settings, at_least=gc.longest(self.settings))
+                gc.prune(store, self.identity.build_key, rules)
+                return True
+        return False
 
     def _over_limit(self, store: Store, more: int = 0) -> Record | None:
         build, limit = self.identity.build_key, self.settings.max_storage_bytes
         files, size = store.usage(build)
-        if size + more > limit and gc.on_the_way(store, build, self._rules()) is not None:
+        if size + more > limit and self._prune(store):
             files, size = store.usage(build)
         if size + more <= limit:
             return None
@@ -303,7 +311,7 @@ class _Publish(Work):
                 entry = source.local[name]
                 # What another slot has made alike comes from there; one of another size may be cut short.
                 alike = (entry.family, name, tuple((file.suffix, file.size) for file in entry.files))
-                if there is None or any(file.pack in gone for file in there.files):
+                if there is None or not gone.isdisjoint(there.packs):
                     if self._nameable(entry) and (_merges(entry) or alike not in taken):
                         wanted[number].append(name)
                         taken.add(alike)
@@ -334,12 +342,7 @@ class _Publish(Work):
         keys: dict[str, set[str]] = {source.family.name: set() for source in self.sources}
         for (family, name), entry in (base.entries if base else {}).items():
             key = portable.graph_key(name) if family in keys else ""
-            if (
-                key
-                and base
-                and not any(file.pack in gone for file in entry.files)
-                and not self.denials.denies(entry, base)
-            ):
+            if key and base and gone.isdisjoint(entry.packs) and not self.denials.denies(entry, base):
                 keys[family].add(key)
         return keys
 

@@ -33,7 +33,7 @@ from cachehome.sync.live import Live, Stamp, in_effect, trouble
 from cachehome.sync.record import Record, Work, asked
 from cachehome.sync.scan import LocalEntry, Rules, scan
 from cachehome.sync.stage import Plan, Target
-from cachehome.sync.table import Table, known
+from cachehome.sync.table import Table
 
 if TYPE_CHECKING:
     from cachehome.identity import Identity
@@ -357,7 +357,7 @@ class _Restore(Work):
             found = by_family.get(family)
             if found is None:
                 skipped["other_family"] += 1
-            elif foreign and any(file.pack in foreign for file in entry.files):
+            elif foreign and not foreign.isdisjoint(entry.packs):
                 skipped["other_host"] += 1
             elif self.denials.denies(entry, manifest):
                 skipped["denied"] += 1
@@ -367,7 +367,7 @@ class _Restore(Work):
                 skipped["already_there"] += 1
                 introduced_by.add(entry.since)
                 warm[family] += 1
-            elif not _fits(rules[family], name, tuple([file.suffix for file in entry.files])):
+            elif not _fits(rules[family], name, tuple(entry.suffixes)):
                 skipped["unfit"] += 1
             else:
                 found.wanted.append(entry)
@@ -439,7 +439,7 @@ def broken(live: Live, table: Table, entry: LocalEntry) -> str:
     present = {file.suffix[1:] for file in entry.files}
     for file in entry.files:
         path = entry.name + file.suffix
-        if known(table, path, file):
+        if table.known(path, file):
             continue
         full = os.path.join(live.directory, path)
         try:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from cachehome.families import Family
-from cachehome.sync.table import Table, known, status_of, tree_row, unchanged
+from cachehome.sync.table import Table, status
 
 OWN = ".cachehome"
 
@@ -151,46 +151,50 @@ class Trees:
     """What a *table* knows of trees, and what it is to know the next time. Made before they are looked at."""
 
     def __init__(self, table: Table) -> None:
-        self.settled: dict[str, list[str]] = {}
-        """Trees that are as their rows tell, with the suffixes of their files."""
+        self.settled: dict[str, tuple[str, str]] = {}
+        """Trees that are as the table tells: names and hashes of their files, each as one text."""
         self._table = table
         self._began_ns = time.monotonic_ns()
         self._looked_at: dict[str, os.stat_result] = {}
 
     def settle(self, tree: str, found: os.stat_result) -> bool:
         """Whether a *tree* with the status *found* need not be looked at."""
-        suffixes = unchanged(self._table, tree, found)
-        if suffixes and all(tree + suffix in self._table for suffix in suffixes):
-            self.settled[tree] = suffixes
+        told = self._table.unchanged(tree, found)
+        if told:
+            self.settled[tree] = told
             return True
         self._looked_at[tree] = found
         return False
 
-    def files(self, tree: str, suffixes: Iterable[str]) -> tuple[LocalFile, ...]:
-        """Those of a settled tree, as they were when they were looked at."""
-        return tuple(LocalFile(suffix, *status_of(self._table[tree + suffix])) for suffix in suffixes)
+    def unsettle(self, directory: str, tree: str) -> tuple[LocalFile, ...]:
+        """The files of a settled tree below *directory*, as they were when they were looked at; no longer settled."""
+        names, _ = self.settled.pop(tree)
+        try:
+            return tuple(LocalFile(suffix, *told) for suffix, told in self._table.files(tree))
+        except ValueError:  # the table is damaged
+            suffixes = [f"/{name}" for name in names.split("/")[1:]]
+            return tuple(LocalFile(s, *status(os.lstat(f"{directory}/{tree}{s}"))) for s in suffixes)
 
-    def learn(self, entries: Mapping[str, LocalEntry], fresh: Table, now_ns: int) -> bool:
-        """Add rows to the table for trees that were looked at, if it knows all of their files; whether there is one.
+    def learn(self, entries: Mapping[str, LocalEntry], fresh: Collection[str], now_ns: int) -> bool:
+        """Have the table know trees that were looked at, if it knows all of their files; whether there is one.
 
-        *fresh*: rows of the table that are of files as they were looked at, which need no comparison.
+        *fresh*: paths whose rows are of files as they were looked at, which need no comparison.
 
         *now_ns*: the file system's time. What changed just before a look may have changed again after it, within the
         same tick of that clock, so that nothing would tell.
         """
         until = now_ns - (time.monotonic_ns() - self._began_ns) - _TICK
-        learnt = {}
+        learnt = False
         for tree, found in self._looked_at.items():
             files = entries[tree].files if tree in entries and found.st_ctime_ns < until else ()
             suffixes = [
                 file.suffix
                 for file in files
-                if tree + file.suffix in fresh or known(self._table, tree + file.suffix, file)
+                if tree + file.suffix in fresh or self._table.known(tree + file.suffix, file)
             ]
-            if files and len(suffixes) == len(files) and not any("/" in suffix[1:] for suffix in suffixes):
-                learnt[tree] = tree_row(found, suffixes)
-        self._table |= learnt
-        return bool(learnt)
+            if files and len(suffixes) == len(files):
+                learnt = self._table.learn(tree, found, suffixes) or learnt
+        return learnt
 
 
 _TICK = 2_000_000_000  # ns; no file system has a coarser clock

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cachehome.sync import portable
 from cachehome.sync.scan import LocalEntry, Trees, scan
-from cachehome.sync.table import HASH, Table, known, row
+from cachehome.sync.table import Table, row
 
 if TYPE_CHECKING:
     from cachehome.families import Family
@@ -19,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """`local`: entries by name, as far as somebody had to look; `settled`: the suffixes of the trees that are as they
-    were when the table was written."""
+    """`local`: entries by name, as far as somebody had to look; `settled`: names and hashes, each as one text, of the
+    trees that are as they were when the table was written."""
 
     def __init__(self, family: Family, live: Live, stamp: Stamp | None) -> None:
         self.family = family
         self.live = live
         self.stamp = stamp
         self.local: dict[str, LocalEntry] = {}
-        self.settled: dict[str, list[str]] = {}
-        self.table: Table = {}
-        self._trees = Trees({})
+        self.settled: dict[str, tuple[str, str]] = {}
+        self.table = Table()
+        self._trees = Trees(self.table)
         self._hashed = False
 
     def __len__(self) -> int:
@@ -45,16 +46,12 @@ class Source:
     def unsettle(self, names: Iterable[str]) -> None:
         """Have those of *names* that are settled among the `local` ones."""
         for name in [name for name in names if name in self.settled]:
-            files = self._trees.files(name, self.settled.pop(name))
+            files = self._trees.unsettle(self.live.directory, name)
             self.local[name] = LocalEntry(self.family.name, name, False, files)
 
     def has_settled(self, there: Entry) -> bool:
         """Whether a settled tree holds the files of *there*, and no others: most do, most times."""
-        suffixes, name, table = self.settled.get(there.name, []), there.name, self.table
-        # Both are in order.
-        return suffixes == [file.suffix for file in there.files] and [
-            table[name + suffix][:HASH] for suffix in suffixes
-        ] == [file.sha256 for file in there.files]
+        return self.settled.get(there.name) == ("".join(there.suffixes), there.hashes)  # both are in order
 
     def has(self, entry: LocalEntry, there: Entry) -> bool:
         """The same of an *entry* that was looked at: its files are as they were published or restored."""
@@ -78,7 +75,7 @@ class Source:
                 continue
             expected = stored.pop(file.suffix, "")
             path = entry.name + file.suffix
-            have = known(self.table, path, file)
+            have = self.table.known(path, file)
             if not have:
                 with contextlib.suppress(OSError, ValueError):
                     have = hashlib.sha256(portable.canonical(path, self.read(path))).hexdigest()
@@ -93,10 +90,9 @@ class Source:
         with open(os.path.join(self.live.directory, path), "rb", opener=portable.no_wait) as file:
             return file.read()
 
-    def keep_table(self, fresh: Table | None = None) -> None:
+    def keep_table(self, fresh: Mapping[str, str] = MappingProxyType({})) -> None:
         """Write the table if *fresh* rows, or others, are to be added. A directory that may only be read has none."""
-        fresh = fresh or {}
-        self.table |= fresh
+        self.table.update(fresh)
         with contextlib.suppress(OSError):
             self.live.make()
             if self._trees.learn(self.local, fresh, self.live.now_ns()) or fresh or self._hashed:

@@ -40,7 +40,7 @@ class Target:
         self.family = family
         self.live = live
         self.local: dict[str, LocalEntry] = {}
-        self.table: Table = {}
+        self.table = Table()
         self.fresh: list[str] = []
         """Lines that its table gets, as text: those of the files that were staged."""
         self.wanted: list[Entry] = []
@@ -51,7 +51,7 @@ class Target:
 
     def whole_table(self) -> Table:
         """The table with the fresh lines."""
-        return self.table | parse("\n".join(self.fresh))
+        return Table(self.table.rows() | parse("\n".join(self.fresh)))
 
     def open_staging(self) -> None:
         """Make the staging directory that files are written into."""
@@ -166,7 +166,8 @@ class Plan:
 
     def members(self, entry: Entry) -> list[str]:
         """Suffixes of the files of *entry* that are staged."""
-        return [file.suffix for file in entry.files if file.pack not in self.left_alone]
+        both = zip(entry.suffixes, entry.packs, strict=True)
+        return [suffix for suffix, pack in both if pack not in self.left_alone]
 
     def tasks(self) -> list[Task]:
         """The work in even shares."""
@@ -221,7 +222,7 @@ class _Stager:
         self.descriptors = [target.descriptor for target in plan.targets]
         # The entry whose directory is a key holds a group in it: which of its children will be there?
         self.trees = [
-            {entry.name: entry for entry in target.wanted if entry.files[0].suffix[:1] == "/"}
+            {entry.name: entry for entry in target.wanted if entry.suffixes[0][:1] == "/"}
             for target in plan.targets
         ]
         read = [pack for pack, found in zip(plan.manifest.packs, plan.places, strict=True) if found]

@@ -1,56 +1,141 @@
 """The table of known hashes of a live directory, `.cachehome/files`: what need not be read again.
 
     <path of a file> TAB <sha256> <size> <mtime_ns> <inode> <mode>        holds as long as the file is the same
-    <path of a tree> TAB <ctime_ns> <inode> /<name>/<name>...             no file has come, gone or been replaced since
+    (an empty line before each tree)
+    <path of a tree> TAB <ctime_ns> <inode> TAB /<name>/<name>... TAB <sha256><sha256>...
+    <size> <mtime_ns> <inode> <mode>                                      of each of its files
 
-Paths are relative to the directory, a line each. Ten thousand of them are read and written at each start, so they stay
-text in memory, too. Of a directory that is a tree, the first line spares a look at each of its files: a time of change,
-which nobody can set, and what was in it. Only a file that is written in place changes without it.
+Paths are relative to the directory. Of a directory that is a tree, its first line spares a look at each of its files:
+a time of change, which nobody can set, and what was in it. Only a file that is written in place changes without it.
+Ten thousand files are known at each start, and most lie in trees that are as they were: those stay one text.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cachehome.sync.scan import LocalFile
 
-Table = dict[str, str]
-"""Path to the rest of its line."""
+Status = tuple[int, int, int, int]
+"""(size, mtime_ns, inode, mode)"""
 
 HASH = 64  # digits of a hash, with which the row of a file begins
 _PIECE = 500  # rows
 
 
-def read(data: bytes) -> Table:
-    """The table in *data*. Raises ValueError if it is none."""
-    return parse(os.fsdecode(data))
+class Table:
+    """Rows of files by path, and trees that nobody has had to look into."""
+
+    def __init__(self, rows: Mapping[str, str] | None = None) -> None:
+        self._rows = dict(rows or {})
+        self._trees: dict[str, str] = {}
+        """Path to the lines of the tree. What lies in one is in `_rows` only if it is newer."""
+
+    @classmethod
+    def read(cls, data: bytes) -> Table:
+        """The table in *data*. Raises ValueError if it is none."""
+        loose, *trees = os.fsdecode(data).split("\n\n")
+        table = cls(parse(loose))
+        table._trees = {tree[: tree.index("\t")]: tree for tree in trees}
+        return table
+
+    def write(self, fresh: Iterable[str] = ()) -> Iterator[bytes]:
+        """The bytes of the table, and of *fresh* lines, which are newer, piece by piece: the whole would take new
+        memory twice. A path that a line can't hold is left out: a lost row costs one hash."""
+        begin = b""
+        for text in chain(map(_text, _pieces(self._rows)), fresh):
+            if text:
+                yield begin + os.fsencode(text)
+                begin = b"\n"
+        if self._trees:
+            yield os.fsencode("\n\n".join(["", *self._trees.values()]))
+
+    def rows(self) -> dict[str, str]:
+        """All rows, by path."""
+        for tree in list(self._trees):
+            self._open(tree)
+        return self._rows
+
+    def get(self, path: str) -> str:
+        """The row of a file, "" if there is none."""
+        found = self._rows.get(path, "")
+        if not found and self._trees:
+            tree = path.rpartition("/")[0]
+            if tree in self._trees:
+                self._open(tree)
+                found = self._rows.get(path, "")
+        return found
+
+    def __setitem__(self, path: str, row: str) -> None:
+        self._rows[path] = row
+
+    def update(self, rows: Mapping[str, str]) -> None:
+        """Add *rows*, or replace those that there are."""
+        self._rows |= rows
+
+    def known(self, path: str, file: LocalFile) -> str:
+        """The hash of *file*, "" if it is not known or the file has changed since."""
+        found = self.get(path)
+        return found[:HASH] if found[HASH:] == f" {file[1]} {file[2]} {file[3]} {file[4]}" else ""
+
+    # -- trees ---------------------------------------------------------------------------------------------------------
+
+    def unchanged(self, tree: str, found: os.stat_result) -> tuple[str, str] | None:
+        """(names of the files, their hashes), each as one text, of a *tree* that is as its line tells; else None."""
+        lines = self._trees.get(tree, "")
+        head = lines[: lines.find("\n")].split("\t")
+        if len(head) != 4 or head[1] != f"{found.st_ctime_ns} {found.st_ino}":
+            return None
+        names, hashes = head[2:]
+        count = lines.count("\n")
+        return (names, hashes) if names.count("/") == count and len(hashes) == HASH * count else None
+
+    def files(self, tree: str) -> list[tuple[str, Status]]:
+        """(suffix, status) of each file in a tree that is unchanged, as it was when it was looked at. Raises ValueError
+        if that can't be read any more."""
+        names = self._trees[tree].partition("\n")[0].split("\t")[2]
+        self._open(tree)
+        return [(suffix, status_of(self.get(tree + suffix))) for suffix in _suffixes(names)]
+
+    def learn(self, tree: str, found: os.stat_result, suffixes: Sequence[str]) -> bool:
+        """Keep the rows of a *tree*, which holds just these files, as one; whether its lines can hold them. *found* is
+        from before it was listed. *suffixes* have no slash but the first: what changes in a directory below does not
+        show."""
+        names = "".join(suffixes)
+        if names.count("/") != len(suffixes) or {"\n", "\t"} & {*tree, *names}:
+            return False
+        rows = [self._rows.pop(tree + suffix) for suffix in suffixes]
+        hashes = "".join([row[:HASH] for row in rows])
+        head = f"{tree}\t{found.st_ctime_ns} {found.st_ino}\t{names}\t{hashes}"
+        self._trees[tree] = "\n".join([head, *[row[HASH + 1 :] for row in rows]])
+        return True
+
+    def _open(self, tree: str) -> None:
+        """Have the rows of a *tree* among the others. A line that is damaged is lost, which costs a hash each."""
+        head, *rest = self._trees.pop(tree).split("\n")
+        fields = head.split("\t")
+        names, hashes = fields[2:] if len(fields) == 4 else ("", "")
+        for number, (suffix, told) in enumerate(zip(_suffixes(names), rest, strict=False)):
+            self._rows.setdefault(tree + suffix, f"{hashes[HASH * number : HASH * (number + 1)]} {told}")
 
 
-def parse(text: str) -> Table:
-    """The table that lines of *text* make. Raises ValueError if they are none."""
+def _suffixes(names: str) -> list[str]:
+    return [f"/{name}" for name in names.split("/")[1:]]
+
+
+def parse(text: str) -> dict[str, str]:
+    """The rows that lines of *text* make. Raises ValueError if they are none."""
     words = text.replace("\n", "\t").split("\t") if text else []
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
-def write(table: Table, fresh: Iterable[str] = ()) -> Iterator[bytes]:
-    """The bytes of *table*, and of *fresh* lines after it, piece by piece: the whole would take new memory twice.
-
-    A path that a line can't hold is left out: a lost row costs one hash.
-    """
-    begin = b""
-    for text in chain(map(_text, _pieces(table)), fresh):
-        if text:
-            yield begin + os.fsencode(text)
-            begin = b"\n"
-
-
-def _pieces(table: Table) -> Iterator[list[tuple[str, str]]]:
-    rows = iter(table.items())
-    while piece := list(islice(rows, _PIECE)):
+def _pieces(rows: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
+    items = iter(rows.items())
+    while piece := list(islice(items, _PIECE)):
         yield piece
 
 
@@ -62,7 +147,7 @@ def _text(piece: list[tuple[str, str]]) -> str:
 
 
 def line(path: str, row: str) -> str:
-    """The line of a file or a tree; *path* holds no control character."""
+    """The line of a file; *path* holds no control character."""
     return f"{path}\t{row}"
 
 
@@ -71,7 +156,7 @@ def row(sha256: str, size: int, mtime_ns: int, inode: int, mode: int) -> str:
     return f"{sha256} {size} {mtime_ns} {inode} {mode}"
 
 
-def status(found: os.stat_result) -> tuple[int, int, int, int]:
+def status(found: os.stat_result) -> Status:
     """What of a file's status its row holds."""
     return found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode & 0o777
 
@@ -81,27 +166,7 @@ def sha256_of(row: str) -> str:
     return row[:HASH]
 
 
-def status_of(row: str) -> tuple[int, int, int, int]:
+def status_of(row: str) -> Status:
     """(size, mtime_ns, inode, mode) that the row of a file tells. Raises ValueError if it is no such row."""
     size, mtime_ns, inode, mode = row[HASH + 1 :].split(" ")
     return int(size), int(mtime_ns), int(inode), int(mode)
-
-
-def known(table: Table, path: str, file: LocalFile) -> str:
-    """The hash of *file*, "" if it is not known or the file has changed since."""
-    found = table.get(path, "")
-    return found[:HASH] if found[HASH:] == f" {file[1]} {file[2]} {file[3]} {file[4]}" else ""
-
-
-def tree_row(found: os.stat_result, suffixes: Iterable[str]) -> str:
-    """A tree as its row tells it; *found* is from before it was listed. *suffixes* have no slash but the first: what
-    changes in a directory below does not show."""
-    return f"{found.st_ctime_ns} {found.st_ino} {''.join(suffixes)}"
-
-
-def unchanged(table: Table, tree: str, found: os.stat_result) -> list[str]:
-    """The suffixes of a *tree* that is as its row tells; [] if it is not, or there is none."""
-    state, slash, names = table.get(tree, "").partition(" /")
-    if not slash or state != f"{found.st_ctime_ns} {found.st_ino}":
-        return []
-    return [f"/{name}" for name in names.split("/")]

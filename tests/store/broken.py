@@ -107,9 +107,7 @@ def descending_deletion(patch: Any) -> None:
     original = gc.apply
 
     def apply(store: Store, plan: gc.Plan) -> gc.Plan:
-        import dataclasses
-
-        return original(store, dataclasses.replace(plan, generations=plan.generations[::-1]))
+        return original(store, plan._replace(generations=plan.generations[::-1]))
 
     patch(gc, "apply", apply)
 
@@ -119,10 +117,8 @@ def no_grace_for_packs(patch: Any) -> None:
     original = gc.plan
 
     def plan(store: Store, build: str, rules: gc.Rules) -> gc.Plan:
-        import dataclasses
-
         found = original(store, build, rules)
-        return dataclasses.replace(found, packs=found.packs + found.condemn, condemn=())
+        return found._replace(packs=found.packs + found.condemn, condemn=())
 
     def delete(store: Store, plan: gc.Plan) -> tuple[gc.Item, ...]:
         for item in plan.packs:
@@ -156,9 +152,7 @@ def marks_keep_their_age(patch: Any) -> None:
 
 
 def _without_named(plan: gc.Plan) -> gc.Plan:
-    import dataclasses
-
-    return dataclasses.replace(plan, named=())
+    return plan._replace(named=())
 
 
 def manifest_before_packs(patch: Any) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from fuse import Fault, mounted
 from people import injected
-from place import BUILD, IDENTITY, Place
+from place import BUILD, IDENTITY, PROFILE, Place
 
+from cachehome.errors import ConfigError
 from cachehome.settings import Settings
 from cachehome.sync import guard
 
@@ -322,6 +323,32 @@ def test_the_guard_passes_on_what_the_transfer_says(place: Place, monkeypatch: p
                 IDENTITY,
                 {"inductor": str(place.live())},
             )
+
+
+def test_the_guard_reads_the_identity(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it can be killed over it; what is wrong with it is the caller's to hear."""
+    monkeypatch.setattr("cachehome.named.SECONDS", 1.0)
+    kept = place.directory / "identities"
+    kept.mkdir()
+    (kept / "good").write_text(IDENTITY.to_json())
+    (kept / "bad").write_text("{}")
+    mount = place.directory / "mount"
+    live = {"inductor": str(place.live())}
+    for fork in (True, False):
+        monkeypatch.setattr("cachehome.sync.parallel.may_fork", lambda fork=fork: fork)
+        with mounted(kept, mount) as faults:
+            record = guard.restore(place.settings.replace(identity=str(mount / "good")), None, live)
+            assert (record.outcome, record.build, record.profile) == ("hit", BUILD, PROFILE)
+            with pytest.raises(ConfigError, match="bad can't be used: not an identity"):
+                guard.restore(place.settings.replace(identity=str(mount / "bad")), None, live)
+            with pytest.raises(ConfigError, match="No such file"):
+                guard.publish(place.settings.replace(identity=str(mount / "none")), None, live)
+            if not fork:
+                continue  # a thread waits as long as `cachehome.named` does
+            faults.set(Fault("open", "/good", seconds=-1))
+            with pytest.raises(ConfigError, match="good can't be used: no answer within 1 s"):
+                guard.restore(place.settings.replace(identity=str(mount / "good")), None, live)
+            faults.set()
 
 
 def test_the_guard_and_a_transfer_that_dies(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
 from memory import MemoryBackend
 
-from cachehome.errors import NotInStore, StoreUnavailable, Untrusted
+from cachehome.errors import NotInStore, StoreError, StoreUnavailable, Untrusted
 from cachehome.settings import Settings
 from cachehome.store import gc, marks
 from cachehome.store.compact import compact, survey
@@ -199,22 +200,23 @@ def test_two_collectors_at_once(lab: Lab, memory: MemoryBackend) -> None:
     lab.whole()
 
 
-def test_on_the_way_once_a_day(lab: Lab, memory: MemoryBackend) -> None:
+def test_publishers_take_turns_once_a_day(lab: Lab, memory: MemoryBackend) -> None:
     many(lab, 5)
-    assert gc.on_the_way(lab.store, BUILD, RULES) is None
+    assert not lab.store.take_turn_to_prune(BUILD)
     memory.now += 2 * DAY
-    lab.store.backend.put(f"{BUILD}/profiles/p/used", b"")
-    assert gc.on_the_way(lab.store, BUILD, RULES) is not None
-    assert lab.numbers() == [4, 5]
-    assert gc.on_the_way(lab.store, BUILD, RULES) is None
+    assert [lab.store.take_turn_to_prune(BUILD) for _ in range(2)] == [True, False]
 
 
-def test_a_failing_prune_does_not_fail_a_publication(lab: Lab, memory: MemoryBackend) -> None:
+def test_a_failing_prune_fails_as_a_store_does(lab: Lab, memory: MemoryBackend) -> None:
+    """Then the publication that it is a part of goes on."""
     many(lab, 5)
-    gc.on_the_way(lab.store, BUILD, RULES)
+    assert not lab.store.take_turn_to_prune(BUILD)
     memory.now += 2 * DAY
     for at in range(40):
-        gc.on_the_way(Store(Scripted(memory, Fault("before", at))), BUILD, RULES)
+        store = Store(Scripted(memory, Fault("before", at)))
+        with contextlib.suppress(StoreError):
+            if store.take_turn_to_prune(BUILD):
+                gc.prune(store, BUILD, RULES)
     lab.whole()
 
 

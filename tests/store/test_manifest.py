@@ -125,3 +125,25 @@ def test_a_manifest_cut_short_is_noticed(keep: int) -> None:
     golden = (GOLDEN / "v1.manifest").read_bytes()
     with pytest.raises(IntegrityError):
         decode(golden[:keep], "m")
+
+
+def test_files_are_what_a_tuple_of_them_is() -> None:
+    made = make_golden.manifest()[0]
+    read = decode(encode(made), "golden")
+    for key, entry in made.entries.items():
+        there = read.entries[key]
+        assert there == entry
+        assert entry == there
+        assert hash(there.files) == hash(entry.files)
+        assert len(there.files) == len(entry.files)
+        assert there.files[-1] == entry.files[-1]
+        assert there.files[:1] == entry.files[:1]
+        assert repr(there.files) == repr(entry.files)
+        assert all(type(file) is File for file in there.files)
+        assert there.files != entry.files[:-1]
+        told = [(e.suffixes, e.packs, e.hashes, e.digest()) for e in (there, entry)]
+        assert told[0] == told[1]
+    some = dict(list(read.entries.items())[::2])  # of both kinds, and not all of the columns
+    mixed = read._replace(entries={**made.entries, **some})
+    assert decode(encode(mixed), "mixed") == read
+    assert decode(encode(read._replace(entries=some)), "some").entries == some

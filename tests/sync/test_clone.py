@@ -19,7 +19,6 @@ from cachehome.sync.live import Live
 from cachehome.sync.publish import publish
 from cachehome.sync.restore import restore
 from cachehome.sync.scan import scan
-from cachehome.sync.table import known
 
 KERNEL = "A" * 52
 GRAPH = "fxgraph/ab/fabc/"
@@ -107,7 +106,7 @@ def test_all_is_known_over_there(first, worker, settings, identity):
     for name, directory in second.items():
         table = Live(directory).table()
         for entry in scan(families.catalogue()[name], directory).values():
-            assert all(known(table, entry.name + file.suffix, file) for file in entry.files), entry.name
+            assert all(table.known(entry.name + file.suffix, file) for file in entry.files), entry.name
     assert publish(settings, identity, second).reason == "unchanged"
 
 
@@ -209,7 +208,7 @@ def test_what_changes_between_restore_and_clone_does_not_come(
     (record,) = clone(identity, targets, [second])
     assert record.outcome == "hit"
     assert not any(KERNEL in path for path in tree(second))
-    assert not any(KERNEL in path for path in Live(second["triton"]).table())
+    assert not any(KERNEL in path for path in Live(second["triton"]).table().rows())
     assert tree(second)["ab/c2.py"] == b"x = 1\n"
 
 

@@ -12,18 +12,19 @@ from cachehome.settings import Settings
 from cachehome.sync import live, table
 from cachehome.sync.live import Live, Stamp
 from cachehome.sync.scan import LocalFile
+from cachehome.sync.table import Table
 
 
 def test_stamp_and_table_come_back(tmp_path: Path) -> None:
     one = Live(str(tmp_path / "a" / "triton"))
     assert one.stamp() is None
-    assert one.table() == {}
+    assert one.table().rows() == {}
     one.make()
     stamp = Stamp("b" * 64, True, 12, 3, "c" * 64)
     one.write_stamp(stamp)
-    one.write_table({"x/y": table.row("d" * 64, 1, 2, 3, 0o600)})
+    one.write_table(Table({"x/y": table.row("d" * 64, 1, 2, 3, 0o600)}))
     assert one.stamp() == stamp
-    assert one.table() == {"x/y": table.row("d" * 64, 1, 2, 3, 0o600)}
+    assert one.table().rows() == {"x/y": table.row("d" * 64, 1, 2, 3, 0o600)}
     assert (tmp_path / "a" / "triton").stat().st_mode & 0o777 == 0o700
 
 
@@ -34,7 +35,7 @@ def test_a_damaged_stamp_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / ".cachehome" / "stamp").write_text(text)
     (tmp_path / ".cachehome" / "files").write_text(text)
     assert one.stamp() is None
-    assert table.known(one.table(), "build", LocalFile("", 1, 2, 3, 0o600)) == ""
+    assert one.table().known("build", LocalFile("", 1, 2, 3, 0o600)) == ""
 
 
 _HOLD = """

@@ -8,63 +8,132 @@ from hypothesis import strategies as st
 
 from cachehome.sync import table
 from cachehome.sync.scan import LocalFile
+from cachehome.sync.table import Table
 
 DIGEST = "ab" * 32
 FILE = LocalFile("/y", 1, 2, 3, 0o600)
+NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+
+
+def back(known: Table) -> Table:
+    return Table.read(b"".join(known.write()))
 
 
 def test_a_row_holds_as_long_as_its_file_is_the_same() -> None:
-    known = {"x/y": table.row(DIGEST, *FILE[1:])}
-    assert table.known(known, "x/y", FILE) == DIGEST
-    assert table.sha256_of(known["x/y"]) == DIGEST
+    known = Table({"x/y": table.row(DIGEST, *FILE[1:])})
+    assert known.known("x/y", FILE) == DIGEST
+    assert table.sha256_of(known.get("x/y")) == DIGEST
     for changed in (
         FILE._replace(size=9),
         FILE._replace(mtime_ns=9),
         FILE._replace(inode=9),
         FILE._replace(mode=9),
     ):
-        assert table.known(known, "x/y", changed) == ""
-    assert table.known(known, "x/z", FILE) == ""
+        assert known.known("x/y", changed) == ""
+    assert known.known("x/z", FILE) == ""
+
+
+@given(st.dictionaries(NAMES, st.integers(0)))
+def test_what_is_written_is_read(sizes: dict[str, int]) -> None:
+    """But for names with a tab or a line's end in them, which cost a hash."""
+    rows = {path: table.row(DIGEST, size, 2, 3, 0o600) for path, size in sizes.items()}
+    assert back(Table(rows)).rows() == {path: row for path, row in rows.items() if not {*path} & {*"\t\n"}}
 
 
 @given(
     st.dictionaries(
-        st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), st.integers(0)
-    )
+        NAMES.map(lambda name: name.replace("/", "")).filter(bool),
+        st.sets(NAMES.map(lambda name: "/" + name.replace("/", "")), min_size=1),
+    ),
+    st.dictionaries(NAMES, st.integers(0)),
+    st.data(),
 )
-def test_what_is_written_is_read(sizes: dict[str, int]) -> None:
-    """But for names with a tab or a line's end in them, which cost a hash."""
-    known = {path: table.row(DIGEST, size, 2, 3, 0o600) for path, size in sizes.items()}
-    assert table.read(b"".join(table.write(known))) == {
-        path: row for path, row in known.items() if not {*path} & {*"\t\n"}
-    }
+def test_trees_are_as_good_as_rows(
+    trees: dict[str, set[str]], sizes: dict[str, int], data: st.DataObject
+) -> None:
+    """Whatever is learnt, written, read, asked for and learnt again, in whatever order."""
+    rows = {path: table.row(DIGEST, size, 2, 3, 0o600) for path, size in sizes.items()}
+    for number, (tree, suffixes) in enumerate(trees.items()):
+        rows |= {tree + s: table.row(f"{number:064x}", len(s), number, 3, 0o600) for s in suffixes}
+    known = Table(rows)
+    found = Path("/").stat()
+    for _ in range(2):
+        for tree in data.draw(st.lists(st.sampled_from(sorted(trees)), unique=True)) if trees else []:
+            suffixes = sorted(trees[tree])
+            if all(known.get(tree + suffix) for suffix in suffixes) and known.learn(tree, found, suffixes):
+                hashes = "".join(rows[tree + suffix][:64] for suffix in suffixes)
+                assert known.unchanged(tree, found) == ("".join(suffixes), hashes)
+        known = back(known)
+        for path in data.draw(st.lists(st.sampled_from(sorted(rows)))) if rows else []:
+            assert known.get(path) == ("" if {*path} & {*"\t\n"} else rows[path])
+    assert known.rows() == {path: row for path, row in rows.items() if not {*path} & {*"\t\n"}}
 
 
-def test_names_that_are_no_text_come_back() -> None:
-    known = {"a\udcff b": table.row(DIGEST, 1, 2, 3, 0o600)}
-    assert table.read(b"".join(table.write(known))) == known
+def test_names_that_are_no_text_come_back(tmp_path: Path) -> None:
+    rows = {"a\udcff b/c": table.row(DIGEST, 1, 2, 3, 0o600)}
+    known = Table(rows)
+    assert back(known).rows() == rows
+    assert known.learn("a\udcff b", tmp_path.stat(), ["/c"])
+    assert back(known).unchanged("a\udcff b", tmp_path.stat()) == ("/c", DIGEST)
+    assert back(known).rows() == rows
 
 
-@pytest.mark.parametrize("data", [b"{}", b"a b c", b"x\ty\nz"])
+@pytest.mark.parametrize("data", [b"{}", b"a b c", b"x\ty\nz", b"\n\nno tree", b"x\ty\n\nz"])
 def test_what_is_no_table_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"zip\(\)"):
-        table.read(data)
+    with pytest.raises(ValueError, match=r"zip\(\)|substring"):
+        Table.read(data)
 
 
 @pytest.mark.parametrize("line", [b"x\t", b"x\tnonsense", b"x\t" + b"a" * 64, b"x\t" + b"a" * 64 + b" 1 2"])
 def test_a_damaged_row_is_not_known(line: bytes) -> None:
-    assert table.known(table.read(line), "x", FILE) == ""
+    assert Table.read(line).known("x", FILE) == ""
 
 
 def test_a_tree_is_unchanged_as_long_as_its_directory_is(tmp_path: Path) -> None:
-    found = tmp_path.stat()
-    known = {"KEY": table.tree_row(found, ["/a b.json", "/c.cubin"])}
-    assert table.unchanged(known, "KEY", found) == ["/a b.json", "/c.cubin"]
-    assert table.unchanged(known, "OTHER", found) == []
+    suffixes = ["/a b.json", "/c.cubin"]
+    known = Table({f"KEY{suffix}": table.row(DIGEST, *FILE[1:]) for suffix in suffixes})
+    assert known.unchanged("KEY", tmp_path.stat()) is None
+    assert known.learn("KEY", tmp_path.stat(), suffixes)
+    known = back(known)
+    assert known.unchanged("KEY", tmp_path.stat()) == ("/a b.json/c.cubin", 2 * DIGEST)
+    assert known.unchanged("OTHER", tmp_path.stat()) is None
     (tmp_path / "new").write_text("")
-    assert table.unchanged(known, "KEY", tmp_path.stat()) == []
+    assert known.unchanged("KEY", tmp_path.stat()) is None
+    assert known.known("KEY/a b.json", FILE) == DIGEST, "but its files are"
 
 
-@pytest.mark.parametrize("row", ["", "1 2", "1 2 ", "1 2 /", "nonsense /a", DIGEST + " 1 2 3 384"])
-def test_what_is_no_row_of_a_tree_is_looked_at(tmp_path: Path, row: str) -> None:
-    assert table.unchanged({"KEY": row}, "KEY", tmp_path.stat()) == []
+def test_what_is_newer_than_a_tree_counts(tmp_path: Path) -> None:
+    known = Table({"KEY/a": table.row(DIGEST, *FILE[1:]), "KEY/b": table.row(DIGEST, *FILE[1:])})
+    assert known.learn("KEY", tmp_path.stat(), ["/a", "/b"])
+    known = Table.read(b"".join(known.write(["KEY/a\t" + table.row("cd" * 32, *FILE[1:])])))
+    assert (known.known("KEY/b", FILE), known.known("KEY/a", FILE)) == (DIGEST, "cd" * 32)
+
+
+@pytest.mark.parametrize("suffixes", [["/a/b"], ["/a\nb"], ["/a\tb"]])
+def test_a_tree_that_lines_can_not_hold_is_not_learnt(tmp_path: Path, suffixes: list[str]) -> None:
+    known = Table({"KEY" + suffix: table.row(DIGEST, *FILE[1:]) for suffix in suffixes})
+    assert not known.learn("KEY", tmp_path.stat(), suffixes)
+    assert known.known("KEY" + suffixes[0], FILE) == DIGEST
+
+
+@pytest.mark.parametrize("cut", ["state", "names", "hashes", "files"])
+def test_a_damaged_tree_is_looked_at(tmp_path: Path, cut: str) -> None:
+    found = tmp_path.stat()
+    fields = {"state": f"{found.st_ctime_ns} {found.st_ino}", "names": "/a/b", "hashes": 2 * DIGEST}
+    files = ["1 2 3 384"] * 2
+    if cut == "files":
+        files.pop()
+    else:
+        fields[cut] = fields[cut][:-1] if cut != "names" else "/a"
+    lines = "\n".join(["\t".join(["KEY", *fields.values()]), *files])
+    known = Table.read(f"\n\n{lines}".encode())
+    assert known.unchanged("KEY", found) is None
+    known.rows()
+
+
+def test_status_that_is_no_number_raises(tmp_path: Path) -> None:
+    found = tmp_path.stat()
+    known = Table.read(f"\n\nKEY\t{found.st_ctime_ns} {found.st_ino}\t/a\t{DIGEST}\nnonsense".encode())
+    assert known.unchanged("KEY", found)
+    with pytest.raises(ValueError, match="unpack"):
+        known.files("KEY")
