@@ -14,11 +14,11 @@ import contextlib
 import importlib
 import os
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from cachehome import settings as settings_module
+from cachehome import threads
 from cachehome.collector import uncollected
 from cachehome.errors import CacheHomeError, ConfigError
 
@@ -200,7 +200,7 @@ def console() -> NoReturn:
     """The entry point of the installed command. It ends at once: to take apart what was imported would take the
     interpreter as long as to start."""
     code = main(guard=True)
-    if threading.active_count() > 1:
+    if not threads.alone():
         sys.exit(code)
     atexit._run_exitfuncs()  # noqa: SLF001 - as multiprocessing does
     for stream in (sys.stdout, sys.stderr):

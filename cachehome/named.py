@@ -9,8 +9,9 @@ import contextlib
 import errno
 import os
 import stat
-import threading
 import time
+
+from cachehome import threads
 
 SECONDS = 10.0
 MOST = 16 << 20
@@ -21,7 +22,7 @@ def read(path: str, seconds: float = SECONDS) -> bytes:
     """The content of the regular file *path*. Raises OSError, `TimeoutError` after *seconds*."""
     if path == os.devnull:
         return b""
-    found = _forked(path, seconds) if _alone() else _threaded(path, seconds)
+    found = _forked(path, seconds) if threads.may_fork() else _threaded(path, seconds)
     if found is None:
         raise no_answer(path, seconds)
     return found
@@ -30,14 +31,6 @@ def read(path: str, seconds: float = SECONDS) -> bytes:
 def no_answer(path: str, seconds: float) -> TimeoutError:
     """The error for a file whose server does not answer."""
     return TimeoutError(errno.ETIMEDOUT, f"no answer within {seconds:g} s", path)
-
-
-def _alone() -> bool:
-    """Whether this process has one thread, so that a forked child may go on with Python."""
-    try:
-        return threading.active_count() == 1 and len(os.listdir("/proc/self/task")) == 1
-    except OSError:
-        return False
 
 
 def regular(path: str) -> bytes:
@@ -55,6 +48,8 @@ def regular(path: str) -> bytes:
 
 
 def _threaded(path: str, seconds: float) -> bytes | None:
+    import threading
+
     answer: list[bytes | OSError] = []
 
     def work() -> None:

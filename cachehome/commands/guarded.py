@@ -15,12 +15,12 @@ import io
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from cachehome.threads import alone
 from cachehome.waiting import readable
 
 _LOOK_EVERY = 0.25
@@ -32,7 +32,7 @@ _BLOCK = 1 << 16
 def possible() -> bool:
     """Whether this process may fork, and has streams for a child to print to."""
     streams = all(stream is not None for stream in (sys.stdin, sys.stdout, sys.stderr))
-    return streams and hasattr(os, "fork") and threading.active_count() == 1
+    return streams and hasattr(os, "fork") and alone()
 
 
 def within(seconds: float, act: Callable[[], int], late: str) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import add, gt
 from types import MappingProxyType
@@ -93,6 +93,15 @@ class Files(Sequence[File]):
             of.suffix[here], of.size[here], of.mode[here], of.pack[here], of.offset[here], self.hashes
         )
 
+    def outside(self, packs: Container[int]) -> Iterator[File]:
+        """Those that lie in none of *packs*."""
+        suffix, size, mode, pack, offset, sha256 = self._columns
+        new = tuple.__new__
+        for at in range(self._begin, self._end):
+            if pack[at] not in packs:
+                digest = sha256[64 * at : 64 * at + 64]
+                yield new(File, (suffix[at], size[at], mode[at], digest, pack[at], offset[at]))
+
     def __len__(self) -> int:
         return self._end - self._begin
 
@@ -144,6 +153,11 @@ class Entry(NamedTuple):
     @property
     def key(self) -> tuple[str, str]:
         return (self.family, self.name)
+
+    def outside(self, packs: Container[int]) -> Iterator[File]:
+        """Its files that lie in none of *packs*."""
+        files = self.files
+        return files.outside(packs) if isinstance(files, Files) else (f for f in files if f.pack not in packs)
 
     @property
     def suffixes(self) -> list[str]:

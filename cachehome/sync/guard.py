@@ -17,11 +17,11 @@ import select
 import signal
 import struct
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from cachehome import threads
 from cachehome.sync import parallel
 from cachehome.sync.record import Record
 
@@ -96,7 +96,7 @@ class _Guard:
 
     def run(self, transfer: Transfer) -> Record:
         """The record of *transfer*, or one that says why there is none. Raises what it raises."""
-        return self._forked(transfer) if parallel.may_fork() else self._threaded(transfer)
+        return self._forked(transfer) if threads.may_fork() else self._threaded(transfer)
 
     def _late(self, keys: _Keys, died: str = "") -> Record:
         """The record of a transfer that gave none, for the reason that it *died* of; "" if it did not end in time."""
@@ -106,6 +106,8 @@ class _Guard:
         return Record(self.action, "unavailable", reason, *keys, details={"message": died or late})
 
     def _threaded(self, transfer: Transfer) -> Record:
+        import threading
+
         identity = self._identify()
         found: list[Record] = []
         failed: list[BaseException] = []

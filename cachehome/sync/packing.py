@@ -73,7 +73,10 @@ class Spool:
                     is_ir = bool(ir) and suffix.endswith(ir)
                     if not (is_ir and self.slim):
                         kinds[is_ir].append((suffix.rpartition(".")[2], name + suffix, number, name, file))
-        tasks = [list(_tasks(sorted(members), bool(ir), self.replaced)) for ir, members in enumerate(kinds)]
+        length = sum(member[4].size for members in kinds for member in members)
+        # What fits a frame or two is shared out all the same.
+        most = min(FRAME, max(_SHARE, length // parallel.most()))
+        tasks = [list(_tasks(sorted(members), bool(ir), self.replaced, most)) for ir, members in enumerate(kinds)]
         worker = _Packer(self.sources, self.compression, self.replaced)
         results = parallel.each(worker, [task for some in tasks for task in some], deadline=self.deadline)
         for some in filter(None, tasks):
@@ -149,14 +152,16 @@ class Spool:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _tasks(members: list[_Member], ir: bool, replaced: Mapping[tuple[int, str], bytes]) -> Iterator[_Task]:
-    """Cut *members* where a frame is full."""
+def _tasks(
+    members: list[_Member], ir: bool, replaced: Mapping[tuple[int, str], bytes], most: int
+) -> Iterator[_Task]:
+    """Cut *members* where a frame holds as much as it is to: *most* bytes, or one file."""
     frame: list[_Member] = []
     size = 0
     for member in members:
         instead = len(replaced.get((member[2], member[1]), b"")) if replaced else 0
         length = instead or member[4].size
-        if frame and size + length > FRAME:
+        if frame and size + length > most:
             yield _Task(frame, ir, False)
             frame, size = [], 0
         if length > FRAME and not instead:
@@ -174,6 +179,7 @@ _AROUND = 3 * BLOCK
 _AROUND_LONG = 16 * BLOCK
 _SHORT = 80
 _ENOUGH = 4 * FRAME  # for most frames
+_SHARE = 1 << 20  # raw bytes of a frame that is worth being made beside another one
 
 
 class _Packer:

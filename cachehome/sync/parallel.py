@@ -13,11 +13,11 @@ import os
 import select
 import signal
 import struct
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
+
+from cachehome import threads
 
 Task = TypeVar("Task")
 
@@ -55,19 +55,9 @@ def each(
     workers = min(workers or most(), len(tasks))
     if workers <= 1:
         return map(function, tasks)
-    if may_fork() and len(tasks) <= _MOST_TASKS:
+    if threads.may_fork() and len(tasks) <= _MOST_TASKS:
         return _forked(function, tasks, workers, deadline)
     return _threaded(function, tasks, workers, deadline)
-
-
-def may_fork() -> bool:
-    """Whether this process has one thread: then a forked child may go on with Python."""
-    if not hasattr(os, "fork") or sys.platform == "darwin" or threading.active_count() != 1:
-        return False
-    try:
-        return len(os.listdir("/proc/self/task")) == 1
-    except OSError:
-        return False
 
 
 def _threaded(
@@ -75,6 +65,7 @@ def _threaded(
 ) -> Iterator[Any]:
     # Not an executor: at its end the interpreter would wait for a thread that hangs in a dead store.
     import queue
+    import threading
 
     numbers = iter(range(len(tasks)))
     lock = threading.Lock()

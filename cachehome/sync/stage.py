@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
 from cachehome.errors import IntegrityError, NotInStore
@@ -151,13 +152,11 @@ class Plan:
         for number, target in enumerate(targets):
             for entry in target.wanted:
                 name = entry.name
-                for suffix, size, mode, sha256, pack, offset in entry.files:
-                    if pack in self.left_alone:
-                        continue
+                for suffix, size, mode, sha256, pack, offset in entry.outside(self.left_alone):
                     # Files are this user's alone: what is read from here is run.
                     only_mine = 0o700 if mode & 0o111 else 0o600
                     places[pack].append((offset, size, sha256, number, name + suffix, only_mine))
-        self.places = list(map(sorted, places))
+        self.places = [sorted(found, key=itemgetter(0)) for found in places]
 
     @property
     def size(self) -> int:

@@ -32,15 +32,15 @@ class Table:
 
     def __init__(self, rows: Mapping[str, str] | None = None) -> None:
         self._rows = dict(rows or {})
-        self._trees: dict[str, str] = {}
+        self._trees: dict[str, bytes] = {}
         """Path to the lines of the tree. What lies in one is in `_rows` only if it is newer."""
 
     @classmethod
     def read(cls, data: bytes) -> Table:
         """The table in *data*. Raises ValueError if it is none."""
-        loose, *trees = os.fsdecode(data).split("\n\n")
-        table = cls(parse(loose))
-        table._trees = {tree[: tree.index("\t")]: tree for tree in trees}
+        loose, *trees = data.split(b"\n\n")
+        table = cls(parse(os.fsdecode(loose)))
+        table._trees = {os.fsdecode(tree[: tree.index(b"\t")]): tree for tree in trees}
         return table
 
     def write(self, fresh: Iterable[str] = ()) -> Iterator[bytes]:
@@ -51,8 +51,8 @@ class Table:
             if text:
                 yield begin + os.fsencode(text)
                 begin = b"\n"
-        if self._trees:
-            yield os.fsencode("\n\n".join(["", *self._trees.values()]))
+        for tree in self._trees.values():
+            yield b"\n\n" + tree
 
     def rows(self) -> dict[str, str]:
         """All rows, by path."""
@@ -86,18 +86,18 @@ class Table:
 
     def unchanged(self, tree: str, found: os.stat_result) -> tuple[str, str] | None:
         """(names of the files, their hashes), each as one text, of a *tree* that is as its line tells; else None."""
-        lines = self._trees.get(tree, "")
-        head = lines[: lines.find("\n")].split("\t")
+        lines = self._trees.get(tree, b"")
+        head = os.fsdecode(lines[: lines.find(b"\n")]).split("\t")
         if len(head) != 4 or head[1] != f"{found.st_ctime_ns} {found.st_ino}":
             return None
         names, hashes = head[2:]
-        count = lines.count("\n")
+        count = lines.count(b"\n")
         return (names, hashes) if names.count("/") == count and len(hashes) == HASH * count else None
 
     def files(self, tree: str) -> list[tuple[str, Status]]:
         """(suffix, status) of each file in a tree that is unchanged, as it was when it was looked at. Raises ValueError
         if that can't be read any more."""
-        names = self._trees[tree].partition("\n")[0].split("\t")[2]
+        names = os.fsdecode(self._trees[tree].partition(b"\n")[0]).split("\t")[2]
         self._open(tree)
         return [(suffix, status_of(self.get(tree + suffix))) for suffix in _suffixes(names)]
 
@@ -111,12 +111,12 @@ class Table:
         rows = [self._rows.pop(tree + suffix) for suffix in suffixes]
         hashes = "".join([row[:HASH] for row in rows])
         head = f"{tree}\t{found.st_ctime_ns} {found.st_ino}\t{names}\t{hashes}"
-        self._trees[tree] = "\n".join([head, *[row[HASH + 1 :] for row in rows]])
+        self._trees[tree] = os.fsencode("\n".join([head, *[row[HASH + 1 :] for row in rows]]))
         return True
 
     def _open(self, tree: str) -> None:
         """Have the rows of a *tree* among the others. A line that is damaged is lost, which costs a hash each."""
-        head, *rest = self._trees.pop(tree).split("\n")
+        head, *rest = os.fsdecode(self._trees.pop(tree)).split("\n")
         fields = head.split("\t")
         names, hashes = fields[2:] if len(fields) == 4 else ("", "")
         for number, (suffix, told) in enumerate(zip(_suffixes(names), rest, strict=False)):

@@ -313,7 +313,7 @@ def test_no_room_for_it_is_said_before_a_byte_is_written(place: Place, tmp_path:
 
 def test_the_guard_passes_on_what_the_transfer_says(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     for fork in (True, False):
-        monkeypatch.setattr("cachehome.sync.parallel.may_fork", lambda fork=fork: fork)
+        monkeypatch.setattr("cachehome.threads.may_fork", lambda fork=fork: fork)
         record = guard.restore(place.settings, IDENTITY, {"inductor": str(place.live())})
         assert (record.outcome, record.build, record.entries) == ("hit", BUILD, 1)
         assert guard.publish(place.settings, IDENTITY, {"inductor": str(place.live())}).outcome == "miss"
@@ -335,7 +335,7 @@ def test_the_guard_reads_the_identity(place: Place, monkeypatch: pytest.MonkeyPa
     mount = place.directory / "mount"
     live = {"inductor": str(place.live())}
     for fork in (True, False):
-        monkeypatch.setattr("cachehome.sync.parallel.may_fork", lambda fork=fork: fork)
+        monkeypatch.setattr("cachehome.threads.may_fork", lambda fork=fork: fork)
         with mounted(kept, mount) as faults:
             record = guard.restore(place.settings.replace(identity=str(mount / "good")), None, live)
             assert (record.outcome, record.build, record.profile) == ("hit", BUILD, PROFILE)
@@ -352,7 +352,7 @@ def test_the_guard_reads_the_identity(place: Place, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_guard_and_a_transfer_that_dies(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachehome.sync.parallel.may_fork", lambda: True)
+    monkeypatch.setattr("cachehome.threads.may_fork", lambda: True)
     monkeypatch.setattr("cachehome.sync.restore.restore", lambda *_, **__: os.kill(os.getpid(), 9))
     record = guard.restore(place.settings, IDENTITY, {})
     assert (record.outcome, record.reason) == ("unavailable", "transfer_died")
@@ -369,7 +369,7 @@ def test_the_guard_lets_a_late_transfer_clean_up(place: Place, monkeypatch: pyte
         finally:
             marker.unlink()
 
-    monkeypatch.setattr("cachehome.sync.parallel.may_fork", lambda: True)
+    monkeypatch.setattr("cachehome.threads.may_fork", lambda: True)
     monkeypatch.setattr("cachehome.sync.restore.restore", slow)
     settings = Settings(store=(str(place.root),), store_timeout_seconds=0.5)
     record = guard.restore(settings, IDENTITY, {})

@@ -52,4 +52,5 @@ def test_what_waits_for_a_transfer_imports_little(verb: str) -> None:
         "cachehome.sync.guard",
         "cachehome.sync.parallel",
         "cachehome.sync.record",
+        "cachehome.threads",
     }

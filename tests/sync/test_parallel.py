@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from cachehome import threads
 from cachehome.errors import IntegrityError
 from cachehome.sync import parallel
 
@@ -18,7 +19,7 @@ from cachehome.sync import parallel
 @pytest.fixture(params=["fork", "thread"])
 def each(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[object]]:
     # pytest and its plug-ins may have threads of their own: the choice is tested apart.
-    monkeypatch.setattr(parallel, "may_fork", lambda: request.param == "fork")
+    monkeypatch.setattr(threads, "may_fork", lambda: request.param == "fork")
     return parallel.each
 
 
@@ -64,7 +65,7 @@ def test_an_error_that_can_not_travel_is_told_in_words(
     def fail(_: int) -> int:
         raise make()
 
-    monkeypatch.setattr(parallel, "may_fork", lambda: True)
+    monkeypatch.setattr(threads, "may_fork", lambda: True)
     with pytest.raises(RuntimeError, match=r"(Picky|Local): a b"):
         list(parallel.each(fail, range(3), workers=2))
 
@@ -79,7 +80,7 @@ def test_a_worker_that_hangs_is_left_at_the_deadline(each: Callable[..., Iterato
 
 
 def test_a_killed_worker_is_an_error_not_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "may_fork", lambda: True)
+    monkeypatch.setattr(threads, "may_fork", lambda: True)
     mother = os.getpid()
 
     def die(task: int) -> int:
@@ -96,7 +97,7 @@ def test_a_process_with_threads_does_not_fork() -> None:
     thread = threading.Thread(target=done.wait)
     thread.start()
     try:
-        assert not parallel.may_fork()
+        assert not threads.may_fork()
         pids = set(parallel.each(lambda _: os.getpid(), range(8), workers=2))
         assert pids == {os.getpid()}
     finally:
