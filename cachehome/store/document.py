@@ -7,12 +7,25 @@ nested so deep that the reader would fall over it. The standard library's, since
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 
 def write(document: Any) -> bytes:
     """The bytes of *document*. Raises ValueError, TypeError for what JSON can't say."""
     return _ENCODER.encode(document).encode()
+
+
+def write_columns(columns: Mapping[str, Any]) -> bytes:
+    """The same of an object whose members are long lists of numbers, in a fraction of the memory."""
+    members = [write(name) + b":" + _column(column) for name, column in columns.items()]
+    return b"{" + b",".join(members) + b"}"
+
+
+def _column(column: Any) -> bytes:
+    if type(column) is list and set(map(type, column)) == {int}:
+        return repr(column).replace(" ", "").encode()
+    return write(column)
 
 
 def read(data: bytes | bytearray | memoryview) -> Any:

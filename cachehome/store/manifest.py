@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, overload
 
 from cachehome.errors import IntegrityError, missing_extra
-from cachehome.store.document import read, write
+from cachehome.store.document import read, write, write_columns
 
 FORMAT = "cachehome-manifest"
 VERSION = 1
@@ -239,8 +239,7 @@ def encode(manifest: Manifest, sign: Any = None) -> bytes:
     index = {family: number for number, family in enumerate(families)}
     _claim(manifest)
     entries = [manifest.entries[key] for key in sorted(manifest.entries)]
-    files = _columns(entries)
-    payload = write(
+    head = write(
         {
             "build": manifest.build,
             "profile": manifest.profile,
@@ -256,15 +255,19 @@ def encode(manifest: Manifest, sign: Any = None) -> bytes:
                 {"sha256": p.sha256, "size": p.size, "ir": p.ir, "origin": p.origin, "frames": p.frames}
                 for p in manifest.packs
             ],
-            "entries": {
-                "family": [index[entry.family] for entry in entries],
-                "name": [entry.name for entry in entries],
-                "since": [entry.since for entry in entries],
-                "slim": [int(entry.slim) for entry in entries],
-                "files": [len(entry.files) for entry in entries],
-            },
-            "files": files._asdict(),
         }
+    )
+    columns = {
+        "family": [index[entry.family] for entry in entries],
+        "name": [entry.name for entry in entries],
+        "since": [entry.since for entry in entries],
+        "slim": [int(entry.slim) for entry in entries],
+        "files": [len(entry.files) for entry in entries],
+    }
+    payload = b'%s,"entries":%s,"files":%s}' % (
+        head[:-1],
+        write_columns(columns),
+        write_columns(_columns(entries)._asdict()),
     )
     stored: bytes = zstandard.ZstdCompressor(level=3).compress(payload)
     header = {"format": FORMAT, "version": VERSION, "sha256": hashlib.sha256(stored).hexdigest()}

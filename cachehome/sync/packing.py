@@ -76,7 +76,9 @@ class Spool:
         length = sum(member[4].size for members in kinds for member in members)
         # What fits a frame or two is shared out all the same.
         most = min(FRAME, max(_SHARE, length // parallel.most()))
-        tasks = [list(_tasks(sorted(members), bool(ir), self.replaced, most)) for ir, members in enumerate(kinds)]
+        tasks = [
+            list(_tasks(sorted(members), bool(ir), self.replaced, most)) for ir, members in enumerate(kinds)
+        ]
         worker = _Packer(self.sources, self.compression, self.replaced)
         results = parallel.each(worker, [task for some in tasks for task in some], deadline=self.deadline)
         for some in filter(None, tasks):
