@@ -1,6 +1,6 @@
 """`python -m cachehome VERB`."""
 
-from cachehome.cli import console
+from cachehome.entry import console
 
 if __name__ == "__main__":
     console()

@@ -9,8 +9,6 @@ verb that was asked for is imported.
 from __future__ import annotations
 
 import argparse
-import atexit
-import contextlib
 import importlib
 import os
 import sys
@@ -18,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from cachehome import settings as settings_module
-from cachehome import threads
 from cachehome.collector import uncollected
 from cachehome.errors import CacheHomeError, ConfigError
 
@@ -194,16 +191,3 @@ def _near(verb: str) -> str:
 
     near = difflib.get_close_matches(verb, VERBS, n=1)
     return f" (did you mean {near[0]}?)" if near else ""
-
-
-def console() -> NoReturn:
-    """The entry point of the installed command. It ends at once: to take apart what was imported would take the
-    interpreter as long as to start."""
-    code = main(guard=True)
-    if not threads.alone():
-        sys.exit(code)
-    atexit._run_exitfuncs()  # noqa: SLF001 - as multiprocessing does
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or nobody reads on
-            stream.flush()
-    os._exit(code)

@@ -467,6 +467,19 @@ class Settings:
         """A copy with other *values* (already of the right type)."""
         return Settings(**({k: getattr(self, k) for k, v in self.origin.items() if v != "default"} | values))
 
+    def to_json(self) -> dict[str, Any]:
+        """What was told, and by whom; `from_json` is the way back."""
+        return {
+            key: (source, getattr(self, key)) for key, source in self.origin.items() if source != "default"
+        }
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Settings:
+        """Settings of another process."""
+        settings = cls(**{key: value for key, (_, value) in told.items()})
+        settings.origin.update({key: source for key, (source, _) in told.items()})
+        return settings
+
     @classmethod
     def load(
         cls,

@@ -78,7 +78,7 @@ def test_metadata(wheel: Path) -> None:
     extras = set(metadata.get_all("Provides-Extra", []))
     assert extras == {"all", "cli", "dev", "platform", "sign", "sync", "torch"}
     assert all("extra ==" in requirement for requirement in metadata.get_all("Requires-Dist", []))
-    assert "cachehome = cachehome.cli:console" in scripts
+    assert "cachehome = cachehome.entry:console" in scripts
 
 
 def test_sdist_holds_what_the_tests_and_pages_need(dist: Path) -> None:

@@ -19,20 +19,19 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from cachehome import threads
-from cachehome.sync import parallel
+from cachehome.settings import Settings
+from cachehome.sync import early, parallel
 from cachehome.sync.record import Record
 
 if TYPE_CHECKING:
     from cachehome.errors import ConfigError
     from cachehome.identity import Identity
-    from cachehome.settings import Settings
     from cachehome.sync.denied import LeaveOut
     from cachehome.sync.stage import Target
-
-    Transfer = Callable[[Identity], Record]
 
 _MARGIN = 0.5  # seconds; what has a deadline of its own tells more, and comes first
 _GRACE = 1.0  # seconds for a child that was told to end: it removes what it has staged
@@ -48,17 +47,11 @@ def restore(
     *,
     number: int | None = None,
     leave_out: LeaveOut | None = None,
-    then: Callable[[Record, Sequence[Target]], Record] = lambda record, _: record,
+    then: Callable[[Record, Sequence[Target]], Record] | None = None,
 ) -> Record:
     """`cachehome.sync.restore.restore`, ended after `store_timeout_seconds`. *then*: what else to do in that time."""
-    settings = settings or _loaded()
-
-    def transfer(found: Identity) -> Record:
-        from cachehome.sync import restore as module
-
-        return module.restore(settings, found, directories, number=number, leave_out=leave_out, then=then)
-
-    return _Guard("restore", settings, identity, settings.store_timeout_seconds).run(transfer)
+    more = {"number": number, "leave_out": leave_out} | ({"then": then} if then else {})
+    return _Guard("restore", settings, identity, directories, more).run()
 
 
 def publish(
@@ -69,34 +62,54 @@ def publish(
     adopt: bool = False,
 ) -> Record:
     """`cachehome.sync.publish.publish`, ended after `publish_budget_seconds`."""
-    settings = settings or _loaded()
-
-    def transfer(found: Identity) -> Record:
-        from cachehome.sync import publish as module
-
-        return module.publish(settings, found, directories, adopt=adopt)
-
-    return _Guard("publish", settings, identity, settings.publish_budget_seconds).run(transfer)
+    return _Guard("publish", settings, identity, directories, {"adopt": adopt}).run()
 
 
-def _loaded() -> Settings:
-    from cachehome.settings import Settings
+def serve(action: str, request: int, answer: int) -> None:
+    """The life of a child that was forked early: import what a transfer needs, read what it is to be, do it."""
+    _be_quiet()
+    _transfer(action)
+    for name in ("cachehome.identity", "hashlib", "zstandard"):
+        with contextlib.suppress(ImportError):
+            import_module(name)
+    with open(request, "rb") as file:
+        data = file.read()
+    if data:
+        told, more = marshal.loads(data)  # noqa: S302 - our own parent wrote it
+        _Guard(action, Settings.from_json(told), None, None, more).work(answer)
 
-    return Settings.load()
+
+def _transfer(action: str) -> Callable[..., Record]:
+    transfer: Callable[..., Record] = getattr(import_module(f"cachehome.sync.{action}"), action)
+    return transfer
 
 
 class _Guard:
-    """One guarded transfer. *seconds*: from when the identity is known, which is no store's business."""
+    """One guarded transfer. *more*: what else its function is called with. `seconds`: from when the identity is known,
+    which is no store's business."""
 
-    def __init__(self, action: str, settings: Settings, identity: Identity | None, seconds: float) -> None:
+    def __init__(
+        self,
+        action: str,
+        settings: Settings | None,
+        identity: Identity | None,
+        directories: Mapping[str, str] | Sequence[Mapping[str, str]] | None,
+        more: dict[str, Any],
+    ) -> None:
         self.action = action
-        self.settings = settings
+        self.settings = settings = settings or Settings.load()
         self.identity = identity
-        self.seconds = seconds + _MARGIN
+        self.directories = directories
+        self.more = more
+        own = settings.store_timeout_seconds if action == "restore" else settings.publish_budget_seconds
+        self.seconds = own + _MARGIN
 
-    def run(self, transfer: Transfer) -> Record:
-        """The record of *transfer*, or one that says why there is none. Raises what it raises."""
-        return self._forked(transfer) if threads.may_fork() else self._threaded(transfer)
+    def run(self) -> Record:
+        """The record of the transfer, or one that says why there is none. Raises what it raises."""
+        return self._forked() if threads.may_fork() else self._threaded()
+
+    def _call(self, identity: Identity) -> Record:
+        return _transfer(self.action)(self.settings, identity, self.directories, **self.more)
 
     def _late(self, keys: _Keys, died: str = "") -> Record:
         """The record of a transfer that gave none, for the reason that it *died* of; "" if it did not end in time."""
@@ -105,7 +118,7 @@ class _Guard:
         reason = "transfer_died" if died else "store_timeout"
         return Record(self.action, "unavailable", reason, *keys, details={"message": died or late})
 
-    def _threaded(self, transfer: Transfer) -> Record:
+    def _threaded(self) -> Record:
         import threading
 
         identity = self._identify()
@@ -114,7 +127,7 @@ class _Guard:
 
         def work() -> None:
             try:
-                found.append(transfer(identity))
+                found.append(self._call(identity))
             except BaseException as error:  # raised again in the thread that asked
                 failed.append(error)
 
@@ -125,16 +138,11 @@ class _Guard:
             raise failed[0]
         return found[0] if found else self._late(_keys(identity))
 
-    def _forked(self, transfer: Transfer) -> Record:
+    def _forked(self) -> Record:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none at all
                 stream.flush()
-        answer, mine = os.pipe()
-        pid = os.fork()
-        if not pid:
-            os.close(answer)
-            self._child(transfer, mine)
-        os.close(mine)
+        pid, answer = self._early_child() or self._child()
         keys: _Keys = ("", "")
         status = _RUNNING
         try:
@@ -175,27 +183,39 @@ class _Guard:
         path = self.settings.identity
         return unusable(path, named.no_answer(path, named.SECONDS))
 
-    def _child(self, transfer: Transfer, mine: int) -> NoReturn:
-        """The life of the forked child. Nothing of the parent's may run twice, so it never returns."""
+    def _early_child(self) -> tuple[int, int] | None:
+        """(its pid, where it answers) of one that was begun for a plain transfer of the command line."""
+        if self.identity or self.directories or not all(map(_is_plain, self.more.values())):
+            return None
+        return early.tell(self.action, marshal.dumps((self.settings.to_json(), self.more)))
+
+    def _child(self) -> tuple[int, int]:
+        """The same of a new one."""
+        answer, mine = os.pipe()
+        pid = os.fork()
+        if pid:
+            os.close(mine)
+            return pid, answer
+        try:
+            os.close(answer)
+            _be_quiet()
+            self.work(mine)
+        finally:
+            os._exit(0)
+
+    def work(self, end: int) -> None:
+        """What the forked child does; it answers through *end*."""
 
         def say(kind: bytes, data: bytes) -> None:
             file.write(_HEADER.pack(kind, len(data)) + data)
 
-        try:
-            # Whoever reads our parent's output must not wait for a child that was left behind.
-            null = os.open(os.devnull, os.O_RDWR)
-            for descriptor in (0, 1, 2):
-                os.dup2(null, descriptor)
-            signal.signal(signal.SIGTERM, _leave)
-            with open(mine, "wb", buffering=0) as file:
-                try:
-                    identity = self._identify(guarded=True)
-                    say(_STARTED, marshal.dumps(_keys(identity)))
-                    say(_ENDED, marshal.dumps(transfer(identity).to_json()))
-                except Exception as error:
-                    say(_FAILED, parallel.pickled(error))
-        finally:
-            os._exit(0)
+        with open(end, "wb", buffering=0) as file:
+            try:
+                identity = self._identify(guarded=True)
+                say(_STARTED, marshal.dumps(_keys(identity)))
+                say(_ENDED, marshal.dumps(self._call(identity).to_json()))
+            except Exception as error:
+                say(_FAILED, parallel.pickled(error))
 
     def _identify(self, *, guarded: bool = False) -> Identity:
         if self.identity is not None:
@@ -207,6 +227,18 @@ class _Guard:
 
 def _keys(identity: Identity) -> _Keys:
     return identity.build_key, identity.profile_key
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, bool | int)
+
+
+def _be_quiet() -> None:
+    """Whoever reads our parent's output must not wait for a child that was left behind."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    signal.signal(signal.SIGTERM, _leave)
 
 
 def _leave(_number: int, _frame: object) -> None:

@@ -53,6 +53,10 @@ def test_both_halves_of_a_pair() -> None:
     assert document.read(memoryview(b'["\\u00e9"]')) == ["é"]
 
 
-@given(st.dictionaries(st.text(), st.text() | st.lists(st.integers()) | st.lists(st.text()) | st.lists(st.booleans())))
+@given(
+    st.dictionaries(
+        st.text(), st.text() | st.lists(st.integers()) | st.lists(st.text()) | st.lists(st.booleans())
+    )
+)
 def test_columns_are_written_as_all_else_is(columns: dict[str, object]) -> None:
     assert document.write_columns(columns) == document.write(columns)

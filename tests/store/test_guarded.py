@@ -178,7 +178,7 @@ def test_more_files_than_select_can_name(place: Place) -> None:
         "except (OSError, ValueError):\n    sys.exit(77)\n"
         "for _ in range(2000):\n    os.open(os.devnull, os.O_RDONLY)\n"
         f"sys.argv[1:] = ['ls', '--store', {str(place.root)!r}]\n"
-        "from cachehome import cli\ncli.console()\n"
+        "from cachehome import entry\nentry.console()\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
