@@ -108,7 +108,7 @@ def test_nothing_is_forked_for_other_words(words: list[str], monkeypatch: pytest
 
 
 def test_it_ends_with_a_parent_that_is_killed() -> None:
-    code = "from cachehome.sync import early; early.begin(['restore']); print(early._waiting[0][1], flush=True); input()"
+    code = "from cachehome.sync import early; early.begin(['restore']); print(early._waiting, flush=True); input()"
     parent = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
