@@ -93,6 +93,12 @@ class Files(Sequence[File]):
             of.suffix[here], of.size[here], of.mode[here], of.pack[here], of.offset[here], self.hashes
         )
 
+    def followed_by(self, other: Files) -> Files | None:
+        """Both together; None if *other* does not begin where these end."""
+        if other._columns is not self._columns or other._begin != self._end:
+            return None
+        return Files(self._columns, self._begin, other._end)
+
     def outside(self, packs: Container[int]) -> Iterator[File]:
         """Those that lie in none of *packs*."""
         suffix, size, mode, pack, offset, sha256 = self._columns
@@ -279,8 +285,7 @@ def encode(manifest: Manifest, sign: Any = None) -> bytes:
 def _columns(entries: Iterable[Entry]) -> _Columns:
     """The files of all *entries*, one after the other."""
     columns, hashes = _Columns([], [], [], [], [], ""), []
-    for entry in entries:
-        files = entry.files if isinstance(entry.files, Files) else Files.of(entry.files)
+    for files in _runs(entries):
         own = files.columns()
         columns.suffix.extend(own.suffix)
         columns.size.extend(own.size)
@@ -289,6 +294,19 @@ def _columns(entries: Iterable[Entry]) -> _Columns:
         columns.offset.extend(own.offset)
         hashes.append(own.sha256)
     return columns._replace(sha256="".join(hashes))
+
+
+def _runs(entries: Iterable[Entry]) -> Iterator[Files]:
+    """The files of all *entries* in as few pieces as they lie in: most follow each other in the manifest before."""
+    run: Files | None = None
+    for entry in entries:
+        files = entry.files if isinstance(entry.files, Files) else Files.of(entry.files)
+        longer = run.followed_by(files) if run is not None else None
+        if run is not None and longer is None:
+            yield run
+        run = files if longer is None else longer
+    if run is not None:
+        yield run
 
 
 def _claim(manifest: Manifest) -> None:

@@ -7,6 +7,7 @@ broken, or that changed while it was read, is reported with what is wrong, and i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -130,7 +131,7 @@ class Spool:
         source.live.make()
         directory = source.live.staging()
         self._paths.append(directory)
-        return os.path.join(directory, "pack.tar.zst")
+        return os.path.join(directory, _NAME)
 
     def files(self) -> Iterator[tuple[Pack, str]]:
         """The packs that hold a sound entry, with the path of each."""
@@ -148,10 +149,11 @@ class Spool:
 
     def remove(self) -> None:
         """Remove the files on local disk. Never raises."""
-        import shutil
-
         for path in self._paths:
-            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # the next restore tidies up
+                os.unlink(os.path.join(path, _NAME))
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
 
 
 def _tasks(
@@ -180,6 +182,7 @@ def _tasks(
 _AROUND = 3 * BLOCK
 _AROUND_LONG = 16 * BLOCK
 _SHORT = 80
+_NAME = "pack.tar.zst"  # of each new pack, in a directory of its own
 _ENOUGH = 4 * FRAME  # for most frames
 _SHARE = 1 << 20  # raw bytes of a frame that is worth being made beside another one
 
