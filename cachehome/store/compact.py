@@ -24,7 +24,8 @@ from typing import Any
 
 from cachehome.errors import NotInStore
 from cachehome.store import marks
-from cachehome.store.manifest import Entry, File, Manifest, Pack
+from cachehome.store.entries import Entry, File
+from cachehome.store.manifest import Manifest, Pack
 from cachehome.store.merge import COMPACTED, Key, Writer, digest
 from cachehome.store.pack import (
     END,

@@ -8,7 +8,8 @@ from collections.abc import Collection
 
 from cachehome.errors import IntegrityError, NotInStore
 from cachehome.store.backend import Backend
-from cachehome.store.manifest import Entry, File, Manifest, Pack
+from cachehome.store.entries import Entry, File
+from cachehome.store.manifest import Manifest, Pack
 from cachehome.store.merge import Addition
 from cachehome.store.pack import END, Layout, check_frame, compressor, decompressor, padding, tar_header
 from cachehome.store.store import Generation, Store

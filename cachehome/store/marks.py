@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from cachehome.errors import ConfigError, IntegrityError
 from cachehome.store.document import read, write
-from cachehome.store.manifest import Entry, Manifest
+from cachehome.store.entries import Entry
+from cachehome.store.manifest import Manifest
 from cachehome.store.merge import Key, digest
 from cachehome.store.signing import seal, unseal
 

@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from cachehome.store.manifest import Entry, Manifest, Pack
+from cachehome.store.entries import Entry
+from cachehome.store.manifest import Manifest, Pack
 
 Key = tuple[str, str]
 # Of a manifest's `publisher`: this generation replaces the ones before it, which are kept for their age only.

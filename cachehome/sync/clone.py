@@ -22,7 +22,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cachehome.store.manifest import File
+from cachehome.store.entries import File
 from cachehome.sync import parallel, portable
 from cachehome.sync.live import Live, Stamp, trouble
 from cachehome.sync.record import Phases, Record

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cachehome.errors import ConfigError, NotInStore, StoreError
 from cachehome.families import Family
-from cachehome.store.manifest import Entry, File, Manifest, Pack
+from cachehome.store.entries import Entry, File
+from cachehome.store.manifest import Manifest, Pack
 from cachehome.store.marks import QUARANTINE, Denials, Denied, Row, introduced
 from cachehome.store.merge import digest
 from cachehome.store.store import Store

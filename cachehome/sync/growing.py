@@ -13,7 +13,8 @@ from typing import Any
 
 from cachehome.errors import IntegrityError
 from cachehome.store.backend import Backend
-from cachehome.store.manifest import File, Pack
+from cachehome.store.entries import File
+from cachehome.store.manifest import Pack
 from cachehome.store.pack import Layout, check_frame, decompressor
 
 LARGEST = 8 << 20

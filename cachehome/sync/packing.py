@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from cachehome.store.manifest import Entry, File, Pack
+from cachehome.store.entries import Entry, File
+from cachehome.store.manifest import Pack
 from cachehome.store.pack import BLOCK, END, FRAME, compressor, memory, padding, tar_header
 from cachehome.sync import parallel, portable
 from cachehome.sync.scan import LocalFile

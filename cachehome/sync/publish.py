@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from cachehome.collector import uncollected
 from cachehome.errors import ConfigError, StoreError
-from cachehome.store.manifest import Entry, Manifest, Pack, check_path
+from cachehome.store.entries import Entry
+from cachehome.store.manifest import Manifest, Pack, check_path
 from cachehome.store.marks import Denials
 from cachehome.store.store import Addition, Generation, Store
 from cachehome.sync import copies, growing, portable

@@ -24,7 +24,8 @@ from cachehome.errors import (
     StoreError,
     StoreUnavailable,
 )
-from cachehome.store.manifest import Entry, Manifest
+from cachehome.store.entries import Entry
+from cachehome.store.manifest import Manifest
 from cachehome.store.marks import Denials
 from cachehome.store.store import Generation, Store
 from cachehome.sync import portable

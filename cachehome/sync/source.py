@@ -15,7 +15,7 @@ from cachehome.sync.table import Table, row
 
 if TYPE_CHECKING:
     from cachehome.families import Family
-    from cachehome.store.manifest import Entry
+    from cachehome.store.entries import Entry
     from cachehome.sync.live import Live, Stamp
 
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from cachehome.errors import IntegrityError, NotInStore
 from cachehome.families import Family
 from cachehome.store.backend import Backend
-from cachehome.store.manifest import Entry, Manifest, Pack
+from cachehome.store.entries import Entry
+from cachehome.store.manifest import Manifest, Pack
 from cachehome.store.pack import Layout, check_frame, decompressor, memory, named
 from cachehome.sync import parallel, portable
 from cachehome.sync.live import Live, ours

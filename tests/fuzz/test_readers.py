@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from cachehome.errors import IntegrityError, NotInStore, StoreUnavailable
 from cachehome.identity import Identity
 from cachehome.settings import Settings
-from cachehome.store.manifest import FORMAT, VERSION, Entry, File, Manifest, Pack, check_path, decode, encode
+from cachehome.store.entries import Entry, File
+from cachehome.store.manifest import FORMAT, VERSION, Manifest, Pack, check_path, decode, encode
 from cachehome.store.pack import decompressor
 from cachehome.store.signing import seal, unseal
 from cachehome.store.store import Store

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from cachehome.store.entries import Entry, File
 from cachehome.store.lab import small_pack
-from cachehome.store.manifest import Entry, File, Manifest, encode
+from cachehome.store.manifest import Manifest, encode
 
 HERE = Path(__file__).parent / "golden"
 FILES = {

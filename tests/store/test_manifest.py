@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachehome.errors import IntegrityError
-from cachehome.store.manifest import Entry, File, Manifest, decode, encode
+from cachehome.store.entries import Entry, File
+from cachehome.store.manifest import Manifest, decode, encode
 
 GOLDEN = Path(__file__).parent / "golden"
 

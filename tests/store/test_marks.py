@@ -15,8 +15,9 @@ from memory import MemoryBackend
 from cachehome import cli
 from cachehome.errors import ConfigError, IntegrityError, NotInStore
 from cachehome.store import marks
+from cachehome.store.entries import Entry, File
 from cachehome.store.lab import BUILD, Lab
-from cachehome.store.manifest import Entry, File, Pack
+from cachehome.store.manifest import Pack
 from cachehome.store.merge import digest
 from cachehome.store.posix import PosixBackend
 

@@ -12,7 +12,8 @@ import pytest
 
 from cachehome.identity import Identity
 from cachehome.settings import Settings
-from cachehome.store.manifest import Entry, File, Pack
+from cachehome.store.entries import Entry, File
+from cachehome.store.manifest import Pack
 from cachehome.store.merge import Addition
 from cachehome.store.pack import compressor
 from cachehome.store.store import Store
