@@ -331,7 +331,11 @@ TABLE: tuple[Setting, ...] = (
         "profiles and builds that nobody used for so long go whole",
     ),
     Setting(
-        "compression", _compression, "zstd:2", "none, or zstd:LEVEL with a level of 1 to 19", "of new packs"
+        "compression",
+        _compression,
+        "zstd:2",
+        "none, or zstd:LEVEL with a level of 1 to 19",
+        "of new packs; texts of kernels have a level less",
     ),
     Setting(
         "slim",

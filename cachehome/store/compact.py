@@ -269,7 +269,7 @@ def _write(
     path: str, source: _Source, files: list[tuple[Place, str, File]], ir: bool, compression: str
 ) -> tuple[Pack, list[int]]:
     """Write one pack; it, and where each file lies in its raw stream. The same file twice is stored once."""
-    compress = compressor(compression)
+    compress = compressor(compression, texts=ir)
     frames: list[tuple[int, int, str]] = []
     whole = hashlib.sha256()
     offsets: list[int] = []

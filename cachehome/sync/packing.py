@@ -200,11 +200,14 @@ class _Packer:
         self.roots = [f"{source.live.directory}/" for source in sources]
         self.prefixes = [f"{source.family.name}/" for source in sources]
         # A compressor and a frame's memory are dear to make, and each serves one thread at a time.
-        self._idle: list[tuple[Callable[[memoryview], bytes], memoryview]] = []
+        self._idle: list[tuple[dict[bool, Callable[[memoryview], bytes]], memoryview]] = []
 
     def __call__(self, task: _Task) -> tuple[list[_Frame], list[_Found]]:
         """(frames, what there is to say of each file)."""
-        compress, view = self._idle.pop() if self._idle else (compressor(self.compression), memory(_ENOUGH))
+        compressors, view = self._idle.pop() if self._idle else ({}, memory(_ENOUGH))
+        if task.ir not in compressors:
+            compressors[task.ir] = compressor(self.compression, texts=task.ir)
+        compress = compressors[task.ir]
         needed = sum(map(self._room, task.members))
         if needed > len(view):
             view = memory(needed)
@@ -213,7 +216,7 @@ class _Packer:
         else:
             end, found = self._gather(task, view)
             made = [_stored(view[:end], compress)] if end else []
-        self._idle.append((compress, view))
+        self._idle.append((compressors, view))
         return made, found
 
     def _room(self, member: _Member) -> int:
