@@ -185,7 +185,8 @@ class _Guard:
 
     def _early_child(self) -> tuple[int, int] | None:
         """(its pid, where it answers) of one that was begun for a plain transfer of the command line."""
-        if self.identity or self.directories or not all(map(_is_plain, self.more.values())):
+        told = self.identity is not None or self.directories is not None
+        if told or not all(map(_is_plain, self.more.values())):
             return None
         return early.tell(self.action, marshal.dumps((self.settings.to_json(), self.more)))
 
@@ -208,8 +209,9 @@ class _Guard:
 
         def say(kind: bytes, data: bytes) -> None:
             file.write(_HEADER.pack(kind, len(data)) + data)
+            file.flush()
 
-        with open(end, "wb", buffering=0) as file:
+        with open(end, "wb") as file:
             try:
                 identity = self._identify(guarded=True)
                 say(_STARTED, marshal.dumps(_keys(identity)))
