@@ -9,6 +9,7 @@ verb that was asked for is imported.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -97,19 +98,28 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None, *, guard: bool = False) -> int:
     """Run one verb; the exit code. *guard*: in a process of its own, if it looks after a store, which may hang."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    return _told(lambda: _main(words, guard=guard))
+
+
+def _main(words: list[str], *, guard: bool) -> int:
     if not words or words[0] in ("-h", "--help"):
-        print(overview(), file=sys.stdout if words else sys.stderr)
+        print(overview(), file=sys.stdout if words else sys.stderr, flush=True)
         return DONE if words else USAGE
     if words[0] in ("-V", "--version"):
         from cachehome import __version__
 
-        print(__version__)
+        print(__version__, flush=True)
         return DONE
     verb = words[0]
     if verb not in VERBS:
-        print(f"cachehome: no verb {verb!r}{_near(verb)}; `cachehome --help` lists them", file=sys.stderr)
-        return USAGE
-    return _told(lambda: _run(verb, words[1:], guard=guard))
+        raise ConfigError(
+            f"no verb {verb!r}{_near(verb)}; `cachehome --help` lists them",
+            key="verb",
+            source="the command line",
+            value=verb,
+            allowed=", ".join(VERBS),
+        )
+    return _run(verb, words[1:], guard=guard)
 
 
 def _told(act: Callable[[], int]) -> int:
@@ -117,18 +127,25 @@ def _told(act: Callable[[], int]) -> int:
     try:
         return act()
     except ConfigError as error:
-        print(f"cachehome: {error}", file=sys.stderr)
-        return USAGE
+        return _say(str(error), USAGE)
     except CacheHomeError as error:
-        print(f"cachehome: {error}", file=sys.stderr)
-        return FAILED
+        return _say(str(error), FAILED)
     except BrokenPipeError:
         # `cachehome ls | head`: nobody reads on. The interpreter must not fail over it at exit, either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return DONE
+    except OSError as error:
+        return _say(f"{error.filename or 'standard output'}: {error.strerror or error}", FAILED)
     except KeyboardInterrupt:
-        print("cachehome: interrupted", file=sys.stderr)
-        return 130
+        return _say("interrupted", 130)
+
+
+def _say(text: str, code: int) -> int:
+    with contextlib.suppress(OSError):  # it can't be said
+        print(f"cachehome: {text}", file=sys.stderr, flush=True)
+    return code
 
 
 def _run(verb: str, words: list[str], *, guard: bool) -> int:

@@ -12,13 +12,22 @@ from cachehome.sync import early
 def console() -> NoReturn:
     """Run the verb of the command line, and end at once: to take apart what was imported would take the interpreter as
     long as to start."""
-    early.begin(sys.argv[1:])
-    import atexit
+    try:
+        early.begin(sys.argv[1:])
+        import atexit
+        import signal
 
-    from cachehome import cli, threads
+        from cachehome import cli, threads
 
-    code = cli.main(guard=True)
-    if not threads.alone():
+        ended = getattr(signal, "SIGCHLD", None)
+        if (
+            ended and signal.getsignal(ended) is signal.SIG_IGN
+        ):  # else nobody could tell how a child has ended
+            signal.signal(ended, signal.SIG_DFL)
+        code = cli.main(guard=True)
+    except KeyboardInterrupt:
+        os._exit(130)
+    if not threads.alone() or sys.getprofile() or sys.gettrace():
         sys.exit(code)
     atexit._run_exitfuncs()  # noqa: SLF001 - as multiprocessing does
     for stream in (sys.stdout, sys.stderr):

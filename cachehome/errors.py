@@ -94,7 +94,7 @@ class IntegrityError(StoreError):
 def missing_extra(package: str, extra: str) -> MissingExtra:
     """The error for an optional *package* that can't be imported; its message names the *extra*."""
     return MissingExtra(
-        f"{package} is not installed: install cachehome[{extra}]", package=package, extra=extra
+        f"{package} is not installed: pip install 'cachehome[{extra}]'", package=package, extra=extra
     )
 
 

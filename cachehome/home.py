@@ -324,7 +324,8 @@ def other_candidates(environ: "Mapping[str, str]") -> list[tuple[str, str]]:
             if sys.platform == "win32":
                 cache = _text(environ, "LOCALAPPDATA")
     else:
-        source = "the passwd entry, since HOME is not set"
+        wrong = "no absolute path" if _text(environ, "HOME") else "not set"
+        source = f"the passwd entry, since HOME is {wrong}"
         try:
             import pwd
 

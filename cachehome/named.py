@@ -141,6 +141,7 @@ def _bury(pid: int, seconds: float) -> None:
     """Reap a child; one that hangs in the kernel is not waited for."""
     until = time.monotonic() + seconds
     pause = 0.0002
-    while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < until:
-        time.sleep(pause)
-        pause = min(0.02, 2 * pause)
+    with contextlib.suppress(ChildProcessError):  # whoever started us has the system reap our children
+        while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < until:
+            time.sleep(pause)
+            pause = min(0.02, 2 * pause)

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from cachehome.commands import ended
 from cachehome.threads import alone
 from cachehome.waiting import readable
 
@@ -40,36 +41,30 @@ def within(seconds: float, act: Callable[[], int], late: str) -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     pipes = {1: os.pipe(), 2: os.pipe()}
-    before = signal.signal(signal.SIGTERM, _terminated)
-    pid = os.fork()
-    if not pid:
-        _child(act, pipes)
-    for _, theirs in pipes.values():
-        os.close(theirs)
-    relays = {ours: stream for stream, (ours, _) in pipes.items()}
-    try:
-        code = _see_through(pid, relays, seconds)
-        if code is None:
+    with ended.cleanly():
+        pid = os.fork()
+        if not pid:
+            _child(act, pipes)
+        for _, theirs in pipes.values():
+            os.close(theirs)
+        relays = {ours: stream for stream, (ours, _) in pipes.items()}
+        try:
+            code = _see_through(pid, relays, seconds)
+            if code is None:
+                _end(pid)
+        except KeyboardInterrupt:
+            _end(pid, told=True)  # a key of the terminal, which the child got as well
+            raise
+        except BaseException:
             _end(pid)
-    except KeyboardInterrupt:
-        _end(pid, told=True)  # a key of the terminal, which the child got as well
-        raise
-    except BaseException:
-        _end(pid)
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        for ours, _ in pipes.values():
-            os.close(ours)
+            raise
+        finally:
+            for ours, _ in pipes.values():
+                os.close(ours)
     if code is None:
         print(f"cachehome: {late}", file=sys.stderr)
         return 1
     return code
-
-
-def _terminated(_number: int, _frame: object) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise SystemExit(128 + signal.SIGTERM)  # so that what was tried out is removed on the way out
 
 
 def _child(act: Callable[[], int], pipes: dict[int, tuple[int, int]]) -> NoReturn:

@@ -83,12 +83,12 @@ def tell(document: dict[str, Any], *, json_wanted: bool, dry_run: bool) -> int:
 def labelled(store: Store, spec: str, directory: str) -> tuple[str, str]:
     """(build, label) of `[BUILD/]LABEL` below *directory*."""
     before, _, label = spec.rpartition("/")
+    named = spec.replace("/", "-")  # PROFILE/NUMBER, as `pin` takes it, has such a label
     found = [
         (build, there)
         for build in store.builds()
-        if build.startswith(before)
         for there in store.backend.list(f"{build}/{directory}")
-        if there == label
+        if there == named or (there == label and build.startswith(before))
     ]
     if len(found) != 1:
         told = f"{len(found)} builds have" if found else "no build has"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,9 @@ def lines(*texts: str) -> None:
 
 
 def talk(text: str) -> None:
-    """A line for people on stderr."""
-    print(text, file=sys.stderr)
+    """A line for people on stderr. It is not what a verb is about, so where it can't be written, it is not."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def record(found: Record, *, json_wanted: bool) -> int:

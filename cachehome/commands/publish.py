@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from cachehome.commands import output
+from cachehome.commands import ended, output
 from cachehome.settings import Settings
 
 DESCRIPTION = """Publish what the live directories in effect hold and the newest generation lacks.
@@ -38,5 +38,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, settings: Settings) -> int:
     from cachehome.sync.guard import publish
 
-    found = publish(settings, adopt=args.adopt)
+    with ended.cleanly():
+        found = publish(settings, adopt=args.adopt)
     return output.record(found, json_wanted=args.json)

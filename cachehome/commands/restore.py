@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from cachehome.commands import output
+from cachehome.commands import ended, output
 from cachehome.settings import Settings
 
 DESCRIPTION = """Fill the live directories in effect from the newest generation that verifies.
@@ -51,5 +51,6 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         from cachehome.sync.denied import LeaveOut
 
         leave_out = LeaveOut.parse(args.leave_out or "", args.made_before, args.cold)
-    found = restore(settings, number=args.generation, leave_out=leave_out)
+    with ended.cleanly():
+        found = restore(settings, number=args.generation, leave_out=leave_out)
     return output.record(found, json_wanted=args.json)

@@ -290,6 +290,9 @@ def _entries(payload: dict[str, Any], raw: list[int]) -> Iterator[Entry]:
     suffixes, sizes, modes = files["suffix"], files["size"], files["mode"]
     packs, offsets, hashes = files["pack"], files["offset"], files["sha256"]
     _all(str, families, names, suffixes)
+    _typed(files, sha256=str)
+    if hashes.encode("ascii").translate(None, b"0123456789abcdef"):
+        raise ValueError("the hashes")
     _all(int, counts, columns["family"], since, columns["slim"], sizes, modes, packs, offsets)
     if any(not _FAMILY.fullmatch(family) for family in families) or len(set(families)) != len(families):
         raise ValueError("the families")

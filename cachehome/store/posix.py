@@ -56,8 +56,8 @@ _ADVICE = {
     errno.EDQUOT: "the quota is used up: raise it or make room",
     errno.EFBIG: "the file system takes no file so large",
     errno.EROFS: "the store is read-only: set publish = off for a reader",
-    errno.EACCES: "check owner and mode, or set publish = off for a reader",
-    errno.EPERM: "check owner and mode, or set publish = off for a reader",
+    errno.EACCES: "check owner and mode",
+    errno.EPERM: "check owner and mode",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "this machine has too many open files",
     errno.ENAMETOOLONG: "use a shorter path",
@@ -439,6 +439,8 @@ class PosixBackend:
     def _unavailable(self, error: OSError, path: str, verb: str) -> StoreUnavailable:
         why = error.strerror or str(error)
         advice = _ADVICE.get(error.errno or 0, "check the mount and its server")
+        if error.errno in _DENIED and verb in ("write", "delete"):
+            advice += ", or set publish = off for a reader"
         if error.errno == errno.ENOSPC:
             with contextlib.suppress(OSError):
                 room = os.statvfs(self.root)

@@ -25,9 +25,16 @@ def begin(words: list[str]) -> None:
         return
     if not threads.may_fork():
         return
-    theirs, request = os.pipe()
-    answer, mine = os.pipe()
-    pid = os.fork()
+    ends: list[int] = []
+    try:
+        ends += pipe()
+        ends += pipe()
+        pid = os.fork()
+    except OSError:  # it would only have saved time
+        for end in ends:
+            os.close(end)
+        return
+    theirs, request, answer, mine = ends
     if pid:
         os.close(theirs)
         os.close(mine)
@@ -41,6 +48,18 @@ def begin(words: list[str]) -> None:
         guard.serve(words[0], theirs, mine)
     finally:
         os._exit(0)
+
+
+def pipe() -> tuple[int, int]:
+    """The ends of a pipe, none of them a number of the standard streams: a child closes those, and a process may have
+    been started without them."""
+    import fcntl
+
+    ends = os.pipe()
+    moved = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) if end < 3 else end for end in ends]
+    for end in {*ends} - {*moved}:
+        os.close(end)
+    return moved[0], moved[1]
 
 
 def tell(action: str, request: bytes) -> tuple[int, int] | None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from cachehome.sync.stage import Target
 
 _MARGIN = 0.5  # seconds; what has a deadline of its own tells more, and comes first
+_LOOK_EVERY = 1.0  # seconds: whether the child is still there
 _GRACE = 1.0  # seconds for a child that was told to end: it removes what it has staged
 _HEADER = struct.Struct("<cQ")  # of what a child says: its kind, and how many bytes follow
 _STARTED, _ENDED, _FAILED = b"s", b"r", b"e"  # kinds: keys of the identity, a record, an exception
@@ -146,10 +147,10 @@ class _Guard:
         keys: _Keys = ("", "")
         status = _RUNNING
         try:
-            kind, data = _receive(answer, self._time_to_identify())
+            kind, data = _receive(pid, answer, self._time_to_identify())
             if kind == _STARTED:
                 keys = marshal.loads(data)  # noqa: S302 - our own child wrote it
-                kind, data = _receive(answer, self.seconds)
+                kind, data = _receive(pid, answer, self.seconds)
             if kind:
                 status = _reap(pid, _GRACE)
         except TimeoutError:
@@ -192,7 +193,7 @@ class _Guard:
 
     def _child(self) -> tuple[int, int]:
         """The same of a new one."""
-        answer, mine = os.pipe()
+        answer, mine = early.pipe()
         pid = os.fork()
         if pid:
             os.close(mine)
@@ -240,7 +241,9 @@ def _be_quiet() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    signal.signal(signal.SIGTERM, _leave)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _leave(_number: int, _frame: object) -> None:
@@ -248,36 +251,48 @@ def _leave(_number: int, _frame: object) -> None:
     raise SystemExit  # so that what was staged is removed on the way out
 
 
-def _receive(answer: int, seconds: float | None) -> tuple[bytes, bytes]:
+def _receive(pid: int, answer: int, seconds: float | None) -> tuple[bytes, bytes]:
     """The next thing that the child says: kind, content; empty if it has ended. Raises `TimeoutError`."""
     until = None if seconds is None else time.monotonic() + seconds
-    header = _read(answer, _HEADER.size, until)
+    header = _read(pid, answer, _HEADER.size, until)
     if len(header) < _HEADER.size:
         return b"", b""
     kind, length = _HEADER.unpack(header)
-    data = _read(answer, length, until)
+    data = _read(pid, answer, length, until)
     return (kind, data) if len(data) == length else (b"", b"")
 
 
-def _read(answer: int, length: int, until: float | None) -> bytes:
-    """So many bytes, fewer if the child has ended."""
+def _read(pid: int, answer: int, length: int, until: float | None) -> bytes:
+    """So many bytes, fewer if the child has ended: of its workers one may hold the other end for a while."""
     poll = select.poll()
     poll.register(answer, select.POLLIN | select.POLLHUP)
     data = b""
     while len(data) < length:
-        left = None if until is None else until - time.monotonic()
-        if left is not None and (left <= 0 or not poll.poll(left * 1000)):
+        left = _LOOK_EVERY if until is None else min(_LOOK_EVERY, until - time.monotonic())
+        if left <= 0:
             raise TimeoutError("the child did not answer in time")
-        block = os.read(answer, length - len(data))
-        if not block:
+        if poll.poll(left * 1000):
+            block = os.read(answer, length - len(data))
+            if not block:
+                break
+            data += block
+        elif not _lives(pid) and not poll.poll(0):
             break
-        data += block
     return data
+
+
+def _lives(pid: int) -> bool:
+    """Whether a child has not ended. It is not reaped."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
 
 
 def _end(pid: int) -> int:
     """End a child that is late, and its workers. One that hangs in the kernel is not waited for."""
-    os.kill(pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
     workers = _workers(pid)
     status = _reap(pid, _GRACE)
     for process in [*workers, *([pid] if status == _RUNNING else [])]:
@@ -294,7 +309,10 @@ def _reap(pid: int, seconds: float) -> int:
     until = time.monotonic() + seconds
     wait = 0.0005
     while True:
-        found, status = os.waitpid(pid, os.WNOHANG)
+        try:
+            found, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:  # whoever started us has the system reap our children
+            return 0
         if found:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() >= until:

@@ -76,8 +76,8 @@ class Spool:
                     if not (is_ir and self.slim):
                         kinds[is_ir].append((suffix.rpartition(".")[2], name + suffix, number, name, file))
         length = sum(member[4].size for members in kinds for member in members)
-        # What fits a frame or two is shared out all the same.
-        most = min(FRAME, max(_SHARE, length // parallel.most()))
+        # What fits a frame or two is shared out all the same; by what it is, so that the same files give the same pack.
+        most = min(FRAME, max(_SHARE, length // _SHARES))
         tasks = [
             list(_tasks(sorted(members), bool(ir), self.replaced, most)) for ir, members in enumerate(kinds)
         ]
@@ -186,6 +186,7 @@ _SHORT = 80
 _NAME = "pack.tar.zst"  # of each new pack, in a directory of its own
 _ENOUGH = 4 * FRAME  # for most frames
 _SHARE = 1 << 20  # raw bytes of a frame that is worth being made beside another one
+_SHARES = 4
 
 
 class _Packer:

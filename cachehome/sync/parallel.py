@@ -127,6 +127,8 @@ def _forked(
             results, mine = _wide_pipe()
             pid = os.fork()
             if not pid:
+                for end in (results, *children):  # else a worker whose parent has died would wait for itself
+                    os.close(end)
                 _child(function, tasks, tokens, mine)
             os.close(mine)
             children[results] = pid
@@ -135,12 +137,11 @@ def _forked(
         os.close(tokens)
         for results, pid in children.items():
             os.close(results)
-            os.kill(pid, signal.SIGKILL)
-            # A child that hangs in the kernel can't be reaped now; init or our own end will.
-            if deadline is None or time.monotonic() < deadline:
-                os.waitpid(pid, 0)
-            else:
-                os.waitpid(pid, os.WNOHANG)
+            # The system may have reaped it, where whoever started us wants that.
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                # A child that hangs in the kernel can't be reaped now; init or our own end will.
+                os.waitpid(pid, 0 if deadline is None or time.monotonic() < deadline else os.WNOHANG)
 
 
 def _wide_pipe() -> tuple[int, int]:

@@ -121,6 +121,8 @@ class _Publish(Work):
                 message=f"{unclaimed} entries may be another build's: publish --adopt takes them",
             )
         if not entries:
+            with self.phases("compare"):
+                Store.open(self.settings.store[-1], self.settings)  # who named a wrong one hears of it now
             return self.record("miss", "nothing_to_publish", message="no live directory holds an entry")
         return self._publish(deadline)
 

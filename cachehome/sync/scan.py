@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from cachehome.families import Family
-from cachehome.sync.table import Table, status
+from cachehome.sync.table import Table
 
 OWN = ".cachehome"
 
@@ -143,6 +143,13 @@ def scan(family: Family, directory: str, trees: Trees | None = None) -> dict[str
     }
 
 
+def look(rules: Rules, directory: str, tree: str) -> tuple[LocalFile, ...]:
+    """The files of one *tree* of a live *directory*; none if it is gone."""
+    members: list[LocalFile] = []
+    _below(f"{directory}/{tree}", tree, "/", rules, members)
+    return tuple(sorted(members))
+
+
 def _local(suffix: str, found: os.stat_result) -> LocalFile:
     return LocalFile(suffix, found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode & 0o777)
 
@@ -165,15 +172,6 @@ class Trees:
             return True
         self._looked_at[tree] = found
         return False
-
-    def unsettle(self, directory: str, tree: str) -> tuple[LocalFile, ...]:
-        """The files of a settled tree below *directory*, as they were when they were looked at; no longer settled."""
-        names, _ = self.settled.pop(tree)
-        try:
-            return tuple(LocalFile(suffix, *told) for suffix, told in self._table.files(tree))
-        except ValueError:  # the table is damaged
-            suffixes = [f"/{name}" for name in names.split("/")[1:]]
-            return tuple(LocalFile(s, *status(os.lstat(f"{directory}/{tree}{s}"))) for s in suffixes)
 
     def learn(self, entries: Mapping[str, LocalEntry], fresh: Collection[str], now_ns: int) -> bool:
         """Have the table know trees that were looked at, if it knows all of their files; whether there is one.

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cachehome.sync import portable
-from cachehome.sync.scan import LocalEntry, Trees, scan
+from cachehome.sync.scan import LocalEntry, Rules, Trees, look, scan
 from cachehome.sync.table import Table, row
 
 if TYPE_CHECKING:
@@ -45,9 +45,12 @@ class Source:
 
     def unsettle(self, names: Iterable[str]) -> None:
         """Have those of *names* that are settled among the `local` ones."""
+        rules = Rules(self.family)
         for name in [name for name in names if name in self.settled]:
-            files = self._trees.unsettle(self.live.directory, name)
-            self.local[name] = LocalEntry(self.family.name, name, False, files)
+            del self.settled[name]
+            files = look(rules, self.live.directory, name)
+            if files:
+                self.local[name] = LocalEntry(self.family.name, name, False, files)
 
     def has_settled(self, there: Entry) -> bool:
         """Whether a settled tree holds the files of *there*, and no others: most do, most times."""

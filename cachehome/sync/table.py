@@ -28,12 +28,15 @@ _PIECE = 500  # rows
 
 
 class Table:
-    """Rows of files by path, and trees that nobody has had to look into."""
+    """Rows of files by path, and trees that are as they were when they were learnt."""
 
     def __init__(self, rows: Mapping[str, str] | None = None) -> None:
         self._rows = dict(rows or {})
+        """Of files that lie in no tree of `_trees`."""
         self._trees: dict[str, bytes] = {}
-        """Path to the lines of the tree. What lies in one is in `_rows` only if it is newer."""
+        """Path to the lines of the tree."""
+        self._seen: dict[str, dict[str, str]] = {}
+        """Rows of trees that somebody has looked into."""
 
     @classmethod
     def read(cls, data: bytes) -> Table:
@@ -56,9 +59,10 @@ class Table:
 
     def rows(self) -> dict[str, str]:
         """All rows, by path."""
-        for tree in list(self._trees):
-            self._open(tree)
-        return self._rows
+        found: dict[str, str] = {}
+        for tree in self._trees:
+            found |= self._look(tree)
+        return found | self._rows
 
     def get(self, path: str) -> str:
         """The row of a file, "" if there is none."""
@@ -66,15 +70,17 @@ class Table:
         if not found and self._trees:
             tree = path.rpartition("/")[0]
             if tree in self._trees:
-                self._open(tree)
-                found = self._rows.get(path, "")
+                return self._look(tree).get(path, "")
         return found
 
     def __setitem__(self, path: str, row: str) -> None:
-        self._rows[path] = row
+        self.update({path: row})
 
     def update(self, rows: Mapping[str, str]) -> None:
-        """Add *rows*, or replace those that there are."""
+        """Add *rows*, or replace those that there are. A tree with a new row is no longer as it was."""
+        for tree in {path.rpartition("/")[0] for path in rows} & self._trees.keys():
+            self._rows = self._look(tree) | self._rows
+            del self._trees[tree], self._seen[tree]
         self._rows |= rows
 
     def known(self, path: str, file: LocalFile) -> str:
@@ -87,19 +93,11 @@ class Table:
     def unchanged(self, tree: str, found: os.stat_result) -> tuple[str, str] | None:
         """(names of the files, their hashes), each as one text, of a *tree* that is as its line tells; else None."""
         lines = self._trees.get(tree, b"")
-        head = os.fsdecode(lines[: lines.find(b"\n")]).split("\t")
-        if len(head) != 4 or head[1] != f"{found.st_ctime_ns} {found.st_ino}":
-            return None
-        names, hashes = head[2:]
+        state, names, hashes = _head(lines)
         count = lines.count(b"\n")
+        if not count or state != f"{found.st_ctime_ns} {found.st_ino}":
+            return None
         return (names, hashes) if names.count("/") == count and len(hashes) == HASH * count else None
-
-    def files(self, tree: str) -> list[tuple[str, Status]]:
-        """(suffix, status) of each file in a tree that is unchanged, as it was when it was looked at. Raises ValueError
-        if that can't be read any more."""
-        names = os.fsdecode(self._trees[tree].partition(b"\n")[0]).split("\t")[2]
-        self._open(tree)
-        return [(suffix, status_of(self.get(tree + suffix))) for suffix in _suffixes(names)]
 
     def learn(self, tree: str, found: os.stat_result, suffixes: Sequence[str]) -> bool:
         """Keep the rows of a *tree*, which holds just these files, as one; whether its lines can hold them. *found* is
@@ -108,19 +106,32 @@ class Table:
         names = "".join(suffixes)
         if names.count("/") != len(suffixes) or {"\n", "\t"} & {*tree, *names}:
             return False
-        rows = [self._rows.pop(tree + suffix) for suffix in suffixes]
+        rows = [self.get(tree + suffix) for suffix in suffixes]
+        for path in (tree, *[tree + suffix for suffix in suffixes]):
+            self._rows.pop(path, None)
         hashes = "".join([row[:HASH] for row in rows])
         head = f"{tree}\t{found.st_ctime_ns} {found.st_ino}\t{names}\t{hashes}"
         self._trees[tree] = os.fsencode("\n".join([head, *[row[HASH + 1 :] for row in rows]]))
+        self._seen.pop(tree, None)
         return True
 
-    def _open(self, tree: str) -> None:
-        """Have the rows of a *tree* among the others. A line that is damaged is lost, which costs a hash each."""
-        head, *rest = os.fsdecode(self._trees.pop(tree)).split("\n")
-        fields = head.split("\t")
-        names, hashes = fields[2:] if len(fields) == 4 else ("", "")
-        for number, (suffix, told) in enumerate(zip(_suffixes(names), rest, strict=False)):
-            self._rows.setdefault(tree + suffix, f"{hashes[HASH * number : HASH * (number + 1)]} {told}")
+    def _look(self, tree: str) -> dict[str, str]:
+        """The rows of a *tree*. One that is damaged is lost, which costs a hash."""
+        if tree not in self._seen:
+            lines = self._trees[tree]
+            _, names, hashes = _head(lines)
+            told = os.fsdecode(lines).split("\n")[1:]
+            self._seen[tree] = {
+                tree + suffix: f"{hashes[HASH * number : HASH * (number + 1)]} {status}"
+                for number, (suffix, status) in enumerate(zip(_suffixes(names), told, strict=False))
+            }
+        return self._seen[tree]
+
+
+def _head(lines: bytes) -> tuple[str, str, str]:
+    """(time of change and inode, names, hashes) of a tree; empty if its line is none."""
+    fields = os.fsdecode(lines.partition(b"\n")[0]).split("\t")
+    return (fields[1], fields[2], fields[3]) if len(fields) == 4 else ("", "", "")
 
 
 def _suffixes(names: str) -> list[str]:
@@ -164,9 +175,3 @@ def status(found: os.stat_result) -> Status:
 def sha256_of(row: str) -> str:
     """The hash that the row of a file tells."""
     return row[:HASH]
-
-
-def status_of(row: str) -> Status:
-    """(size, mtime_ns, inode, mode) that the row of a file tells. Raises ValueError if it is no such row."""
-    size, mtime_ns, inode, mode = row[HASH + 1 :].split(" ")
-    return int(size), int(mtime_ns), int(inode), int(mode)

@@ -40,10 +40,10 @@ def test_without_zstandard_nothing_is_tried(tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir(mode=0o700)
     done = doctor(tmp_path, "--store", str(store), "--stress", "1", path=str(lacking))
-    told = "cachehome: zstandard is not installed: install cachehome[sync]\n"
+    told = "cachehome: zstandard is not installed: pip install 'cachehome[sync]'\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", told)
     assert list(store.iterdir()) == []
-    assert "install cachehome[sync]" in doctor(tmp_path, path=str(lacking)).stdout
+    assert "pip install 'cachehome[sync]'" in doctor(tmp_path, path=str(lacking)).stdout
 
 
 def test_to_join_needs_a_load(capsys: pytest.CaptureFixture[str]) -> None:

@@ -236,8 +236,7 @@ def test_ctrl_c_at_a_terminal(node):
     """The terminal tells the whole group: the command gets it once, cleans up, and its end is ours."""
     script = node.script(
         "import sys, time\n"
-        "print('ready', sys.stdin.isatty(), flush=True)\n"
-        "try:\n    time.sleep(60)\n"
+        "try:\n    print('ready', sys.stdin.isatty(), flush=True)\n    time.sleep(60)\n"
         "except KeyboardInterrupt:\n    time.sleep(0.5)\n    print('cleaned up', flush=True)\n    sys.exit(6)\n"
     )
     pid, terminal = pty.fork()

@@ -144,7 +144,7 @@ def test_a_second_host_takes_part(kind: str, names: tuple[str, str], tmp_path: P
         found = [process.communicate(timeout=90) for process in (second, first)]
         for out, talk in found:
             report = json.loads(out or "{}")
-            assert report.get("sound"), (report, talk)
+            assert report.get("sound"), f"{report.get('findings')} {talk}"
             assert report["stress"]["published"]
         assert (first.returncode, second.returncode) == (0, 0)
         assert list(store.iterdir()) == []

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import make_golden
@@ -148,3 +149,26 @@ def test_files_are_what_a_tuple_of_them_is() -> None:
     mixed = read._replace(entries={**made.entries, **some})
     assert decode(encode(mixed), "mixed") == read
     assert decode(encode(read._replace(entries=some)), "some").entries == some
+
+
+@pytest.mark.parametrize(
+    "hashes",
+    [
+        lambda text: {text[at : at + 64]: 0 for at in range(0, len(text), 64)},
+        list,
+        lambda text: text[:-1] + "X",
+        lambda text: text[:-1] + "\n",
+        lambda text: text[:-1] + "\u0661",
+        lambda text: text.upper(),
+        lambda text: text[:-64],
+    ],
+)
+def test_hashes_that_are_none(hashes: Callable[[str], object]) -> None:
+    whole = encode(make_golden.manifest()[0])
+    document = payload(whole)
+    files: dict[str, object] = document["files"]  # type: ignore[assignment]
+    files["sha256"] = hashes("ab" * 16 + str(files["sha256"])[32:])
+    stored = zstandard.ZstdCompressor().compress(json.dumps(document).encode())
+    header = json.loads(whole.partition(b"\n")[0]) | {"sha256": hashlib.sha256(stored).hexdigest()}
+    with pytest.raises(IntegrityError, match="damaged"):
+        decode(json.dumps(header, separators=(",", ":")).encode() + b"\n" + stored, "bad")

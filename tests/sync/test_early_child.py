@@ -128,3 +128,37 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_process_without_all_of_its_streams(tmp_path: Path, closed: str) -> None:
+    variables = {"CACHEHOME_FAMILIES": "inductor", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "live")}
+    (tmp_path / "store").mkdir(mode=0o700)
+    (tmp_path / "live/ab").mkdir(parents=True)
+    (tmp_path / "live/ab/cab.py").write_text("x = 1\n")
+    identity = Identity({"test": 1}, {"name": "default"})
+    (tmp_path / "identity.json").write_text(identity.to_json())
+    words = f"publish --adopt --store {tmp_path}/store --identity {tmp_path}/identity.json"
+    done = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} -m cachehome {words} {closed}"],
+        env=os.environ | variables | {"HOME": str(tmp_path)},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert list(tmp_path.glob("store/*/*/packs/*.zst"))
+
+
+@pytest.mark.parametrize("name", ["fork", "pipe"])
+def test_it_only_saves_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cachehome.sync import early
+
+    def fails() -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, name, fails)
+    monkeypatch.setattr("cachehome.threads.may_fork", lambda: True)
+    early.begin(["restore"])
+    assert early.tell("restore", b"") is None
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -29,3 +29,26 @@ def test_a_file_that_became_a_pipe_is_not_waited_for(tmp_path: Path, size: int) 
     assert entry is None
     assert problem
     assert source.read("ab/k.cpp") == b""
+
+
+@pytest.mark.parametrize("size", [40_000, 150_000])
+def test_the_same_files_give_the_same_packs_on_every_machine(
+    tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what was lost could not be mended from a machine with another number of cores."""
+    for number in range(100):
+        path = tmp_path / f"{number:052}".replace("0", "A") / "k.cubin"
+        path.parent.mkdir()
+        path.with_suffix(".ttir").write_bytes(os.urandom(size))
+        path.with_suffix(".json").write_bytes(b"{}")
+    found = set()
+    for cores in (1, 2, 3, 8, 64):
+        monkeypatch.setattr("cachehome.sync.parallel.cores", lambda cores=cores: cores)
+        source = Source(families.catalogue()["triton"], Live(str(tmp_path)), None)
+        source.scan()
+        spool = Spool([source], [list(source.local)], "zstd:1", False, time.monotonic() + 60)
+        spool.make(0)
+        spool.remove()
+        found.add(tuple(pack.sha256 for pack, _ in spool.packs))
+    assert len(found) == 1
+    assert not list((tmp_path / ".cachehome").glob("staging-*"))

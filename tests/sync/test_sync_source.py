@@ -168,3 +168,26 @@ def test_a_damaged_table_costs_a_look(live: Path, published: Callable[[], Record
     for bad in (b"", good[: len(good) // 2], good.replace(b"k.cubin", b"k.other"), good.replace(b" ", b"  ")):
         table.write_bytes(bad)
         assert published().reason == "unchanged"
+
+
+def test_a_damaged_table_is_no_reason_to_fail(
+    live: Path, published: Callable[[], Record], store: Path, settings: Settings, identity: Identity, tmp_path: Path
+) -> None:  # fmt: skip
+    """A tree that has not changed, and of which the table tells nonsense."""
+    path = live / ".cachehome/files"
+    told = path.read_text()
+    assert told.count("/k.cubin") == 2
+    for number, damaged in enumerate(
+        (told.replace("/k.cubin", "/k.cubit"), told.replace(" 384", " x84"), told[:-9])
+    ):
+        path.write_text(damaged)
+        for pack in store.rglob("*.tar.zst"):
+            pack.unlink()
+        found = published()
+        assert found.reason == "mended", (number, found)
+        again = tmp_path / str(number)
+        assert restore(settings, identity, {"triton": str(again)}).files == 8
+        assert (again / FIRST / "k.cubin").read_bytes() == b"bytes of a kernel"
+        time.sleep(0.05)
+        assert published().reason == "unchanged", number
+        assert settled(live) == {FIRST, SECOND}, number

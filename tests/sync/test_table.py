@@ -52,7 +52,7 @@ def test_trees_are_as_good_as_rows(
     trees: dict[str, set[str]], sizes: dict[str, int], data: st.DataObject
 ) -> None:
     """Whatever is learnt, written, read, asked for and learnt again, in whatever order."""
-    rows = {path: table.row(DIGEST, size, 2, 3, 0o600) for path, size in sizes.items()}
+    rows = {path: table.row(DIGEST, size, 2, 3, 0o600) for path, size in sizes.items() if path not in trees}
     for number, (tree, suffixes) in enumerate(trees.items()):
         rows |= {tree + s: table.row(f"{number:064x}", len(s), number, 3, 0o600) for s in suffixes}
     known = Table(rows)
@@ -131,9 +131,26 @@ def test_a_damaged_tree_is_looked_at(tmp_path: Path, cut: str) -> None:
     known.rows()
 
 
-def test_status_that_is_no_number_raises(tmp_path: Path) -> None:
+def test_a_tree_without_files_is_none(tmp_path: Path) -> None:
     found = tmp_path.stat()
-    known = Table.read(f"\n\nKEY\t{found.st_ctime_ns} {found.st_ino}\t/a\t{DIGEST}\nnonsense".encode())
-    assert known.unchanged("KEY", found)
-    with pytest.raises(ValueError, match="unpack"):
-        known.files("KEY")
+    for lines in ("KEY\t{} {}\t\t", "KEY\t{} {}\t\tX", "KEY\t{} {}\t/a\t" + DIGEST):
+        known = Table.read(("\n\n" + lines.format(found.st_ctime_ns, found.st_ino)).encode())
+        assert known.unchanged("KEY", found) is None
+
+
+def test_a_look_at_a_file_leaves_its_tree(tmp_path: Path) -> None:
+    known = Table({"KEY/a": table.row(DIGEST, *FILE[1:]), "KEY/b": table.row(DIGEST, *FILE[1:])})
+    assert known.learn("KEY", tmp_path.stat(), ["/a", "/b"])
+    assert known.known("KEY/a", FILE) == DIGEST
+    assert back(known).unchanged("KEY", tmp_path.stat())
+    known["KEY/a"] = table.row("cd" * 32, *FILE[1:])
+    assert known.unchanged("KEY", tmp_path.stat()) is None, "what is new is not what was learnt"
+    assert (known.known("KEY/a", FILE), known.known("KEY/b", FILE)) == ("cd" * 32, DIGEST)
+
+
+def test_a_tree_of_the_version_before_is_forgotten_once_it_is_learnt(tmp_path: Path) -> None:
+    rows = {"KEY/a": table.row(DIGEST, *FILE[1:]), "KEY": "1 2 /a"}
+    known = Table(rows)
+    assert known.unchanged("KEY", tmp_path.stat()) is None
+    assert known.learn("KEY", tmp_path.stat(), ["/a"])
+    assert back(known).rows() == {"KEY/a": rows["KEY/a"]}
