@@ -15,7 +15,6 @@ import pytest
 
 from cachehome.identity import Identity
 
-
 UNREAPED = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
 
 
