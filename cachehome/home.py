@@ -54,6 +54,7 @@ _LOCAL_FUSE = (
     "bindfs encfs exfat fuse-overlayfs gocryptfs lxcfs mergerfs ntfs ntfs-3g squashfuse unionfs".split()
 )
 _TMP = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108 - where tempfile looks
+_DEFAULTS = "so torch's own defaults apply: set CACHEHOME to a directory that you may write to"
 _SURVIVES_REBOOT = "/var/tmp"  # noqa: S108 - what is made there is checked
 
 _own_record = ""  # what this very process applied, as against a parent
@@ -405,7 +406,7 @@ def _settle(
         # Local disk helps against a network, a lack of room, a name that no compiler can take.
         elsewhere = elsewhere or kind != "unusable"
     why = "; ".join(f"{what}: {fault}" for what, fault in answer.skipped) or "no home was found"
-    answer.reason = f"no usable directory ({why}), so torch's own defaults apply"
+    answer.reason = f"no usable directory ({why}), {_DEFAULTS}"
     if not elsewhere:
         return
     if local and not os.path.isabs(local):
@@ -415,7 +416,7 @@ def _settle(
     answer.root, fault = private_local(local, make=make)
     if answer.root is None:
         answer.skipped.append((source, fault))
-        answer.reason = f"no usable directory ({why}; {source}: {fault}), so torch's own defaults apply"
+        answer.reason = f"no usable directory ({why}; {source}: {fault}), {_DEFAULTS}"
         return
     answer.source = source
     answer.reason = f"{answer.root} is {source}, used since {why}"

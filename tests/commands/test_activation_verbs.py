@@ -92,7 +92,7 @@ def test_nothing_to_set(tmp_path: Path) -> None:
     assert done.stdout == f"unset {INDUCTOR}\nunset {TRITON}\n"
     assert done.stderr == (
         "cachehome: no usable directory (/dev/null/x/.cache/cachehome: /dev/null is not a directory),"
-        " so torch's own defaults apply\n"
+        " so torch's own defaults apply: set CACHEHOME to a directory that you may write to\n"
     )
     done = cachehome(tmp_path, "env", "--json", CACHEHOME="0")
     assert done.returncode == 3
