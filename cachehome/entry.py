@@ -15,15 +15,9 @@ def console() -> NoReturn:
     try:
         early.begin(sys.argv[1:])
         import atexit
-        import signal
 
         from cachehome import cli, threads
 
-        ended = getattr(signal, "SIGCHLD", None)
-        if (
-            ended and signal.getsignal(ended) is signal.SIG_IGN
-        ):  # else nobody could tell how a child has ended
-            signal.signal(ended, signal.SIG_DFL)
         code = cli.main(guard=True)
     except KeyboardInterrupt:
         os._exit(130)

@@ -8,20 +8,26 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_CHILD = getattr(signal, "SIGCHLD", None)
 
 
 @contextlib.contextmanager
 def cleanly() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit, with the exit code that a shell gives. What is ignored stays ignored."""
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    ours = [number for number, handler in before.items() if handler is signal.SIG_DFL]
+    """Let SIGTERM and SIGHUP raise SystemExit, with the exit code that a shell gives. Where they are ignored, they stay
+    so; but for SIGCHLD: else nobody could tell how a child has ended."""
+    ours = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    unreaped = _CHILD is not None and signal.getsignal(_CHILD) is signal.SIG_IGN
     for number in ours:
         signal.signal(number, _end)
+    if _CHILD is not None and unreaped:
+        signal.signal(_CHILD, signal.SIG_DFL)
     try:
         yield
     finally:
         for number in ours:
-            signal.signal(number, before[number])
+            signal.signal(number, signal.SIG_DFL)
+        if _CHILD is not None and unreaped:
+            signal.signal(_CHILD, signal.SIG_IGN)
 
 
 def _end(number: int, _frame: object) -> NoReturn:

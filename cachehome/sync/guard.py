@@ -242,7 +242,8 @@ def _be_quiet() -> None:
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, _leave)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 

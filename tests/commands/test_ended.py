@@ -115,6 +115,7 @@ def run(script: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
         timeout=60,
+        start_new_session=True,
     )
 
 
@@ -138,6 +139,12 @@ def test_nobody_listens(script: str, code: int, tmp_path: Path) -> None:
     assert done.returncode == code, done
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 1
+
+
+def test_what_a_terminal_leaves_behind_goes_on(tmp_path: Path) -> None:
+    done = run("trap '' HUP; CACHEHOME restore WORDS & sleep 0.3; kill -HUP -$$; wait $!", tmp_path)
+    assert done.returncode == 3, done
+    assert "no_published_generation" in done.stderr
 
 
 def test_a_profile_of_it_is_printed(tmp_path: Path) -> None:
