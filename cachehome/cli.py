@@ -137,7 +137,7 @@ def _told(act: Callable[[], int]) -> int:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return DONE
     except OSError as error:
-        return _say(f"{error.filename or 'standard output'}: {error.strerror or error}", FAILED)
+        return _say(f"{error.filename or 'cannot go on'}: {error.strerror or error}", FAILED)
     except KeyboardInterrupt:
         return _say("interrupted", 130)
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from cachehome.sync.stage import Target
 
 _MARGIN = 0.5  # seconds; what has a deadline of its own tells more, and comes first
-_LOOK_EVERY = 1.0  # seconds: whether the child is still there
 _GRACE = 1.0  # seconds for a child that was told to end: it removes what it has staged
 _HEADER = struct.Struct("<cQ")  # of what a child says: its kind, and how many bytes follow
 _STARTED, _ENDED, _FAILED = b"s", b"r", b"e"  # kinds: keys of the identity, a record, an exception
@@ -144,13 +143,14 @@ class _Guard:
             with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none at all
                 stream.flush()
         pid, answer = self._early_child() or self._child()
+        death = _death(pid)
         keys: _Keys = ("", "")
         status = _RUNNING
         try:
-            kind, data = _receive(pid, answer, self._time_to_identify())
+            kind, data = _receive(answer, death, self._time_to_identify())
             if kind == _STARTED:
                 keys = marshal.loads(data)  # noqa: S302 - our own child wrote it
-                kind, data = _receive(pid, answer, self.seconds)
+                kind, data = _receive(answer, death, self.seconds)
             if kind:
                 status = _reap(pid, _GRACE)
         except TimeoutError:
@@ -158,7 +158,8 @@ class _Guard:
                 raise self._unidentified() from None
             return self._late(keys)
         finally:
-            os.close(answer)
+            for end in {answer, death} - {-1}:
+                os.close(end)
             if status == _RUNNING:
                 status = _end(pid)
         if kind == _FAILED:
@@ -248,46 +249,48 @@ def _be_quiet() -> None:
 
 
 def _leave(_number: int, _frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        # Not ignored: Python complains of one that is on its way already.
+        signal.signal(number, lambda *_: None)
     raise SystemExit  # so that what was staged is removed on the way out
 
 
-def _receive(pid: int, answer: int, seconds: float | None) -> tuple[bytes, bytes]:
+def _receive(answer: int, death: int, seconds: float | None) -> tuple[bytes, bytes]:
     """The next thing that the child says: kind, content; empty if it has ended. Raises `TimeoutError`."""
     until = None if seconds is None else time.monotonic() + seconds
-    header = _read(pid, answer, _HEADER.size, until)
+    header = _read(answer, death, _HEADER.size, until)
     if len(header) < _HEADER.size:
         return b"", b""
     kind, length = _HEADER.unpack(header)
-    data = _read(pid, answer, length, until)
+    data = _read(answer, death, length, until)
     return (kind, data) if len(data) == length else (b"", b"")
 
 
-def _read(pid: int, answer: int, length: int, until: float | None) -> bytes:
-    """So many bytes, fewer if the child has ended: of its workers one may hold the other end for a while."""
+def _read(answer: int, death: int, length: int, until: float | None) -> bytes:
+    """So many bytes, fewer if the child has ended: a worker of it may hold the other end of *answer* for a while."""
     poll = select.poll()
-    poll.register(answer, select.POLLIN | select.POLLHUP)
+    for end in {answer, death} - {-1}:
+        poll.register(end, select.POLLIN | select.POLLHUP)
     data = b""
     while len(data) < length:
-        left = _LOOK_EVERY if until is None else min(_LOOK_EVERY, until - time.monotonic())
-        if left <= 0:
+        left = None if until is None else until - time.monotonic()
+        ready = [] if left is not None and left <= 0 else [end for end, _ in poll.poll(left and left * 1000)]
+        if not ready:
             raise TimeoutError("the child did not answer in time")
-        if poll.poll(left * 1000):
-            block = os.read(answer, length - len(data))
-            if not block:
-                break
-            data += block
-        elif not _lives(pid) and not poll.poll(0):
+        block = os.read(answer, length - len(data)) if answer in ready else b""
+        if not block:
             break
+        data += block
     return data
 
 
-def _lives(pid: int) -> bool:
-    """Whether a child has not ended. It is not reaped."""
+def _death(pid: int) -> int:
+    """A descriptor that can be read once the child has ended; -1 where there is none. To look from time to time would
+    be a sign of life to whoever started us."""
     try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    except ChildProcessError:
-        return False
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # another system, or an old kernel
+        return -1
 
 
 def _end(pid: int) -> int:

@@ -241,6 +241,8 @@ class _Packer:
                     data = view[begin : begin + length]
                 if task.ir:
                     problem = "" if data else "empty"
+                elif portable.is_misplaced(name, file.suffix):
+                    problem = "a group that lies in no kernel's own directory"
                 elif portable.is_group(path):
                     present = {other.suffix[1:] for other in self.sources[number].local[name].files}
                     data, problem = portable.packed(data, present)

@@ -24,6 +24,7 @@ Task = TypeVar("Task")
 _HEADER = struct.Struct("<BIQ")
 _TOKEN = struct.Struct("<H")
 _READ = 1 << 18
+_ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _MOST_TASKS = 32_000  # the tokens of all tasks fit a pipe
 
 
@@ -125,13 +126,21 @@ def _forked(
     try:
         for _ in range(workers):
             results, mine = _wide_pipe()
-            pid = os.fork()
-            if not pid:
-                for end in (results, *children):  # else a worker whose parent has died would wait for itself
-                    os.close(end)
-                _child(function, tasks, tokens, mine)
+            # A signal between the fork and the note of it would leave a worker that nobody ends.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+            try:
+                pid = os.fork()
+                if not pid:
+                    for end in (
+                        results,
+                        *children,
+                    ):  # else a worker whose parent has died would wait for itself
+                        os.close(end)
+                    _child(function, tasks, tokens, mine)
+                children[results] = pid
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(mine)
-            children[results] = pid
         yield from _collect(children, len(tasks), deadline)
     finally:
         os.close(tokens)
@@ -158,8 +167,10 @@ def _child(function: Callable[[Task], Any], tasks: Sequence[Task], tokens: int, 
     """The life of a forked worker. Never returns: nothing of the parent's may run twice."""
     status = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in _ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         while token := os.read(tokens, _TOKEN.size):  # one read takes one token, also with several readers
             (number,) = _TOKEN.unpack(token)
             try:

@@ -45,6 +45,13 @@ def is_group(path: str) -> bool:
     return path.endswith(".json") and path.rpartition("/")[2].startswith(GROUP)
 
 
+def is_misplaced(entry: str, suffix: str) -> bool:
+    """Whether a file of *entry* is a group that lies elsewhere than right in its directory: what its children are
+    called there can't be told."""
+    path = entry + suffix
+    return GROUP in path and is_group(path) and path.rpartition("/")[0] != entry
+
+
 def canonical(path: str, data: bytes) -> bytes:
     """The bytes of *path* as a store keeps them, the same whatever directory they lay in. Raises
     ValueError."""

@@ -382,12 +382,13 @@ class _Publish(Work):
                 union = self.sources[numbers[0]].read(name)
                 for number in numbers[1:]:
                     union = union and growing.merged(union, self.sources[number].read(name))
-                if base is not None and there is not None:
+            except OSError:
+                continue  # it is gone
+            if base is not None and there is not None:
+                with contextlib.suppress(StoreError):  # damaged or gone: ours replace it
                     pack = base.packs[there.files[0].pack]
                     theirs = growing.stored(store.backend, self.identity.build_key, pack, there.files[0])
                     union = union and growing.merged(union, theirs)
-            except (StoreError, OSError):
-                continue  # damaged or gone: ours replaces it
             if union is None:
                 continue
             for number in numbers[1:]:

@@ -416,14 +416,14 @@ class _Restore(Work):
 
 
 def _fits(rules: Rules, name: str, suffixes: tuple[str, ...]) -> bool:
-    """Whether a scan would find these files here as the entry *name*. Without UTF-8 in the locale, this process can't
-    name every file."""
+    """Whether a scan would find these files here as the entry *name*, and a reader its groups. Without UTF-8 in the
+    locale, this process can't name every file."""
     if not name.isascii() or not all(map(str.isascii, suffixes)):
         try:
             os.fsencode(name + "".join(suffixes))
         except UnicodeEncodeError:
             return False
-    return rules.fit(name, suffixes)
+    return rules.fit(name, suffixes) and not any(portable.is_misplaced(name, suffix) for suffix in suffixes)
 
 
 def _age(entry: LocalEntry) -> float:

@@ -184,7 +184,9 @@ class Trees:
         until = now_ns - (time.monotonic_ns() - self._began_ns) - _TICK
         learnt = False
         for tree, found in self._looked_at.items():
-            files = entries[tree].files if tree in entries and found.st_ctime_ns < until else ()
+            # A directory in it, even an empty one, may get files without a change of the tree.
+            shallow = found.st_nlink <= 2
+            files = entries[tree].files if tree in entries and shallow and found.st_ctime_ns < until else ()
             suffixes = [
                 file.suffix
                 for file in files

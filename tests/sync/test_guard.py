@@ -44,6 +44,7 @@ def test_what_waits_for_a_transfer_imports_little(verb: str) -> None:
         "cachehome.cli",
         "cachehome.collector",
         "cachehome.commands",
+        "cachehome.commands.ended",
         "cachehome.commands.output",
         f"cachehome.commands.{verb}",
         "cachehome.errors",

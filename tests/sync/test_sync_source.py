@@ -191,3 +191,32 @@ def test_a_damaged_table_is_no_reason_to_fail(
         time.sleep(0.05)
         assert published().reason == "unchanged", number
         assert settled(live) == {FIRST, SECOND}, number
+
+
+def test_what_comes_into_an_empty_directory_is_seen(live: Path, published: Callable[[], Record]) -> None:
+    """The time of change of the tree does not tell of it."""
+    (live / FIRST / "deeper").mkdir()
+    time.sleep(0.05)
+    assert published().reason == "unchanged"
+    assert settled(live) == {SECOND}
+    (live / FIRST / "deeper" / "k.cubin").write_bytes(b"more")
+    time.sleep(0.05)
+    assert settled(live) == {SECOND}
+
+
+def test_a_kernel_that_holds_another_ones_group_stays_here(
+    live: Path, store: Path, settings: Settings, identity: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Nobody could say what its children are called elsewhere. One that was published all the same harms no other."""
+    shutil.copytree(live / SECOND, live / FIRST / "copy")
+    with monkeypatch.context() as before:
+        before.setattr("cachehome.sync.portable.is_misplaced", lambda *_: False)
+        assert publish(settings, identity, {"triton": str(live)}, adopt=True).entries == 2
+    again = tmp_path / "again"
+    record = restore(settings, identity, {"triton": str(again)})
+    assert (record.outcome, record.entries, record.details["skipped"]) == ("hit", 1, {"unfit": 1})
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    record = publish(Settings(store=(str(other),)), identity, {"triton": str(live)})
+    assert (record.reason, record.entries) == ("published", 1)
+    assert list(record.details["left_out"]) == [f"triton/{FIRST}"]
