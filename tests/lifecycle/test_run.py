@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import select
@@ -173,8 +174,23 @@ def test_a_reader_sees_the_end_of_the_output_before_the_last_publication(node, h
     )
     assert process.stdout.read() == "done\n"
     assert process.poll() is None
+    # Its streams are closed a moment before a process has ended: a signal in between is the command's.
+    until = time.monotonic() + 60
+    while not _publishing(process.pid) and time.monotonic() < until:
+        time.sleep(0.01)
     process.send_signal(signal.SIGTERM)  # cuts the last publication short; the end stays the command's
     assert process.wait(60) == 0
+
+
+def _publishing(pid: int) -> bool:
+    """Whether a publication runs."""
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        children = file.read().split()
+    for child in children:
+        with contextlib.suppress(OSError), open(f"/proc/{child}/cmdline") as file:
+            if "cachehome.lifecycle.child" in file.read():
+                return True
+    return False
 
 
 @pytest.mark.parametrize(
