@@ -6,14 +6,14 @@ import os
 import sys
 from typing import NoReturn
 
-from cachehome.sync import early
+from cachehome.sync import ahead
 
 
 def console() -> NoReturn:
     """Run the verb of the command line, and end at once: to take apart what was imported would take the interpreter as
     long as to start."""
     try:
-        early.begin(sys.argv[1:])
+        ahead.begin(sys.argv[1:])
         import atexit
 
         from cachehome import cli, threads

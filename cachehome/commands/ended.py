@@ -31,8 +31,7 @@ def cleanly() -> Iterator[None]:
 
 
 def _end(number: int, _frame: object) -> NoReturn:
-    for (
-        other
-    ) in _SIGNALS:  # once is enough; not ignored, since Python complains of one that is on its way already
+    for other in _SIGNALS:
+        # Once is enough. Not ignored: Python complains of one that is on its way already.
         signal.signal(other, lambda *_: None)
     raise SystemExit(128 + number)

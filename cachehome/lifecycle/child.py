@@ -38,9 +38,9 @@ def main(arguments: list[str]) -> int:
         from cachehome.lifecycle.starts import main as deny
 
         return deny(command[1:])
-    from cachehome.sync import early
+    from cachehome.sync import ahead
 
-    early.begin(command)
+    ahead.begin(command)
     from cachehome.cli import main as cachehome
 
     return cachehome(command)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachehome import threads
 from cachehome.settings import Settings
-from cachehome.sync import early, parallel
+from cachehome.sync import ahead, parallel
 from cachehome.sync.record import Record
 
 if TYPE_CHECKING:
@@ -190,11 +190,11 @@ class _Guard:
         told = self.identity is not None or self.directories is not None
         if told or not all(map(_is_plain, self.more.values())):
             return None
-        return early.tell(self.action, marshal.dumps((self.settings.to_json(), self.more)))
+        return ahead.tell(self.action, marshal.dumps((self.settings.to_json(), self.more)))
 
     def _child(self) -> tuple[int, int]:
         """The same of a new one."""
-        answer, mine = early.pipe()
+        answer, mine = ahead.pipe()
         pid = os.fork()
         if pid:
             os.close(mine)

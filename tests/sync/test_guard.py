@@ -50,7 +50,7 @@ def test_what_waits_for_a_transfer_imports_little(verb: str) -> None:
         "cachehome.errors",
         "cachehome.settings",
         "cachehome.sync",
-        "cachehome.sync.early",
+        "cachehome.sync.ahead",
         "cachehome.sync.guard",
         "cachehome.sync.parallel",
         "cachehome.sync.record",

@@ -26,14 +26,14 @@ def fork():
 os.fork = fork
 sys.argv[1:] = {words!r}
 from cachehome import cli, entry
-from cachehome.sync import early
+from cachehome.sync import ahead
 {before}
 code = cli.main(guard=True)
 left = [pid for pid in forks if os.path.exists(f"/proc/{{pid}}") and not os.waitpid(pid, os.WNOHANG)[0]]
 print(len(forks), len(left), file=sys.stderr)
 sys.exit(code)
 """
-BEGIN = "early.begin(sys.argv[1:])"
+BEGIN = "ahead.begin(sys.argv[1:])"
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_what_it_can_not_be_told_another_child_does(started: Any) -> None:
     started("publish", "--adopt")
     _, record, forks, _ = started("restore", "--leave-out", "1")
     assert (record["reason"], forks) == ("left_out", 2)
-    _, record, forks, _ = started("restore", before="early.begin(['publish'])")
+    _, record, forks, _ = started("restore", before="ahead.begin(['publish'])")
     assert (record["reason"], forks) == ("restored", 2)
 
 
@@ -101,14 +101,14 @@ def test_wrong_usage_is_told_as_ever(started: Any) -> None:
 
 @pytest.mark.parametrize("words", [["ls"], [], ["restore", "--help"], ["publish", "-h"]])
 def test_nothing_is_forked_for_other_words(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from cachehome.sync import early
+    from cachehome.sync import ahead
 
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
-    early.begin(words)
+    ahead.begin(words)
 
 
 def test_it_ends_with_a_parent_that_is_killed() -> None:
-    code = "from cachehome.sync import early; early.begin(['restore']); print(early._waiting, flush=True); input()"
+    code = "from cachehome.sync import ahead; ahead.begin(['restore']); print(ahead._waiting, flush=True); input()"
     parent = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -151,7 +151,7 @@ def test_a_process_without_all_of_its_streams(tmp_path: Path, closed: str) -> No
 
 @pytest.mark.parametrize("name", ["fork", "pipe"])
 def test_it_only_saves_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cachehome.sync import early
+    from cachehome.sync import ahead
 
     def fails() -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -159,6 +159,6 @@ def test_it_only_saves_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, name, fails)
     monkeypatch.setattr("cachehome.threads.may_fork", lambda: True)
-    early.begin(["restore"])
-    assert early.tell("restore", b"") is None
+    ahead.begin(["restore"])
+    assert ahead.tell("restore", b"") is None
     assert len(os.listdir("/proc/self/fd")) == before

@@ -11,6 +11,7 @@ Each of the two takes as long as the other. Does not import anything itself that
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from cachehome import threads
@@ -73,6 +74,7 @@ def tell(action: str, request: bytes) -> tuple[int, int] | None:
             file.write(request)
     except BrokenPipeError:  # it has died
         os.close(answer)
-        os.waitpid(pid, 0)
+        with contextlib.suppress(ChildProcessError):  # whoever started us has the system reap our children
+            os.waitpid(pid, 0)
         return None
     return pid, answer
