@@ -109,7 +109,8 @@ def _hook() -> None:
 
                 home.apply(home.resolve(os.environ), os.environ)
             else:
-                os.environ.update(values)
+                for variable, value in values.items():  # update() asks abc whether this is a mapping
+                    os.environ[variable] = value
                 hook_record = values.get(APPLIED, "")
         # Else it is off, or not a wish, which `cachehome status` shows. A parent may have been on.
         live = os.environ.get("TORCHINDUCTOR_CACHE_DIR") if APPLIED in os.environ else None
@@ -367,7 +368,7 @@ def _read(path: str) -> bytes:
     try:
         data = b""
         while True:
-            more = os.read(descriptor, 16384)
+            more = os.read(descriptor, 4096)
             if not more:
                 return data
             data += more
