@@ -314,31 +314,41 @@ def _entries(payload: dict[str, Any], raw: list[int]) -> Iterator[Entry]:
         raise ValueError("a file lies outside its pack")
     whole = Columns(suffixes, sizes, [mode & 0o777 for mode in modes], packs, offsets, hashes)
     claims = [_Claims() for _ in families]
-    trees: dict[
-        tuple[str, ...], int
-    ] = {}  # suffixes that passed, as kernels share them: length of the longest
+    paths = Paths()
     begin = 0
     for name, count, family, generation, slim in zip(
         names, counts, columns["family"], since, columns["slim"], strict=True
     ):
         end = begin + count
         own = tuple(suffixes[begin:end])
-        check_path(name)
-        if own[0][:1] == "/":
-            if len(name) + trees.get(own, _SHORT) > _SHORT:
-                _check_tree(name, own)
-                trees[own] = max(map(len, own))
-            claims[family].add(name)
-        else:
-            for suffix in own:
-                if "/" in suffix:
-                    raise ValueError(f"the suffix {suffix[:80]!r}")
-                check_path(name + suffix)
-                claims[family].add(name + suffix)
+        paths.check(name, own)
+        for suffix in own if own[0][:1] != "/" else [""]:
+            claims[family].add(name + suffix)
         yield Entry(families[family], name, generation, bool(slim), Files(whole, begin, end))
         begin = end
     for claim in claims:
         claim.check()
+
+
+class Paths:
+    """Which paths a manifest may hold."""
+
+    def __init__(self) -> None:
+        self._trees: dict[tuple[str, ...], int] = {}
+        """Suffixes that passed, as kernels share them: length of the longest."""
+
+    def check(self, name: str, suffixes: tuple[str, ...]) -> None:
+        """Raise ValueError unless it may hold an entry of this *name* with these *suffixes*."""
+        check_path(name)
+        if suffixes[0][:1] == "/":
+            if len(name) + self._trees.get(suffixes, _SHORT) > _SHORT:
+                _check_tree(name, suffixes)
+                self._trees[suffixes] = max(map(len, suffixes))
+            return
+        for suffix in suffixes:
+            if "/" in suffix:
+                raise ValueError(f"the suffix {suffix[:80]!r}")
+            check_path(name + suffix)
 
 
 def _check_tree(name: str, suffixes: tuple[str, ...]) -> None:

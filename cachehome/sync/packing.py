@@ -20,11 +20,10 @@ from cachehome.store.pack import BLOCK, END, FRAME, compressor, memory, padding,
 from cachehome.sync import parallel, portable
 from cachehome.sync.scan import LocalFile
 from cachehome.sync.source import Source
-from cachehome.sync.table import row
 
-# A file to be packed: its extension and path, by which they are ordered, the number of its source, the name of its
-# entry, the file. A tuple, since there are thousands.
-_Member = tuple[str, str, int, str, LocalFile]
+# A file to be packed: its path, the number of its source, the name of its entry, the file. A tuple, since there are
+# thousands.
+_Member = tuple[str, int, str, LocalFile]
 # What a worker says of a file: problem (it is not in the frame, or must not be used), size, sha256, offset from the
 # task's first byte.
 _Found = tuple[str, int, str, int]
@@ -58,33 +57,40 @@ class Spool:
         self.slim = slim
         self.deadline = deadline
         self.packs: list[tuple[Pack, str]] = []
-        self.rows: list[dict[str, str]] = [{} for _ in sources]
-        """By source, rows of the table for what was packed."""
-        self._files: dict[tuple[int, str], list[File]] = {}
+        self._files: list[dict[str, list[File]]] = [{} for _ in sources]
+        """By source, the files of each entry that were packed."""
         self._problems: dict[tuple[int, str], str] = {}
         self._paths: list[str] = []
 
     def make(self, first: int) -> None:
         """Read, check, compress. *first*: what number its first pack is to have. Raises OSError, TimeoutError."""
-        kinds: tuple[list[_Member], list[_Member]] = ([], [])
-        for number, source in enumerate(self.sources):
-            ir = source.family.ir
-            for name in self.wanted[number]:
-                for file in source.local[name].files:
-                    suffix = file.suffix
-                    is_ir = bool(ir) and suffix.endswith(ir)
-                    if not (is_ir and self.slim):
-                        kinds[is_ir].append((suffix.rpartition(".")[2], name + suffix, number, name, file))
-        length = sum(member[4].size for members in kinds for member in members)
+        kinds = self._members()
+        length = sum(member[3][1] for members in kinds for member in members)
         # What fits a frame or two is shared out all the same; by what it is, so that the same files give the same pack.
         most = min(FRAME, max(_SHARE, length // _SHARES))
-        tasks = [
-            list(_tasks(sorted(members), bool(ir), self.replaced, most)) for ir, members in enumerate(kinds)
-        ]
+        tasks = [list(_tasks(members, bool(ir), self.replaced, most)) for ir, members in enumerate(kinds)]
         worker = _Packer(self.sources, self.compression, self.replaced)
         results = parallel.each(worker, [task for some in tasks for task in some], deadline=self.deadline)
         for some in filter(None, tasks):
             self._pack(first + len(self.packs), some, islice(results, len(some)))
+
+    def _members(self) -> tuple[list[_Member], list[_Member]]:
+        """The files to be packed, ordered by extension, then path; those that a warm start never reads apart."""
+        kinds: tuple[dict[str, list[_Member]], dict[str, list[_Member]]] = ({}, {})
+        for number, source in enumerate(self.sources):
+            ir = source.family.ir
+            alike: dict[str, list[_Member]] = {}  # kernels have files of the same suffixes
+            for name in sorted(self.wanted[number]):
+                for file in source.local[name].files:
+                    suffix = file[0]
+                    members = alike.get(suffix)
+                    if members is None:
+                        is_ir = bool(ir) and suffix.endswith(ir)
+                        members = kinds[is_ir].setdefault(suffix.rpartition(".")[2], [])
+                        alike[suffix] = members = [] if is_ir and self.slim else members
+                    members.append((name + suffix, number, name, file))
+        first, second = ([m for key in sorted(kind) for m in sorted(kind[key])] for kind in kinds)
+        return first, second
 
     def _pack(
         self, number: int, tasks: list[_Task], results: Iterator[tuple[list[_Frame], list[_Found]]]
@@ -111,21 +117,19 @@ class Spool:
         self.packs.append((pack, path))
 
     def _note(self, task: _Task, found: list[_Found], pack: int, start: int) -> None:
-        new, rows, files = tuple.__new__, self.rows, self._files
-        for (_, path, number, name, file), (problem, size, sha256, offset) in zip(
+        new, files = tuple.__new__, self._files
+        for (path, number, name, file), (problem, size, sha256, offset) in zip(
             task.members, found, strict=True
         ):
-            key = (number, name)
             if problem:
-                self._problems.setdefault(key, f"{os.path.basename(path)} is {problem}")
+                self._problems.setdefault((number, name), f"{os.path.basename(path)} is {problem}")
                 continue
-            suffix, *status = file
-            rows[number][path] = row(sha256, *status)
-            stored = new(File, (suffix, size, file.mode, sha256, pack, start + offset))
-            if key in files:
-                files[key].append(stored)
+            size = file[1] if size == file[1] else size  # noqa: PLW2901 - one object less, of thousands
+            stored = new(File, (file[0], size, file[4], sha256, pack, start + offset))
+            if name in files[number]:
+                files[number][name].append(stored)
             else:
-                files[key] = [stored]
+                files[number][name] = [stored]
 
     def _new_file(self) -> str:
         source = next(s for s, names in zip(self.sources, self.wanted, strict=True) if names)
@@ -140,13 +144,18 @@ class Spool:
 
     def entry(self, number: int, name: str) -> tuple[str, Entry | None]:
         """(what is wrong, None) or ("", the entry) for a name that was to be packed."""
-        problem, files = self._problems.get((number, name), ""), self._files.get((number, name), [])
+        problem, files = self._problems.get((number, name), ""), self._files[number].get(name, [])
         if problem or not files:
             return problem or "nothing of it is to be published", None
         family = self.sources[number].family
         has_ir = any(family.ir and file.suffix.endswith(family.ir) for file in files)
         slim = bool(family.ir) and not has_ir and any(portable.is_group(name + file.suffix) for file in files)
         return "", Entry(family.name, name, 0, slim, tuple(sorted(files)))
+
+    def hashes(self, number: int) -> dict[str, dict[str, str]]:
+        """Those of a source's files that were packed, by entry and suffix."""
+        packed = self._files[number].items()
+        return {name: {file.suffix: file.sha256 for file in files} for name, files in packed}
 
     def remove(self) -> None:
         """Remove the files on local disk. Never raises."""
@@ -164,8 +173,8 @@ def _tasks(
     frame: list[_Member] = []
     size = 0
     for member in members:
-        instead = len(replaced.get((member[2], member[1]), b"")) if replaced else 0
-        length = instead or member[4].size
+        instead = len(replaced.get((member[1], member[0]), b"")) if replaced else 0
+        length = instead or member[3][1]
         if frame and size + length > most:
             yield _Task(frame, ir, False)
             frame, size = [], 0
@@ -222,17 +231,17 @@ class _Packer:
 
     def _room(self, member: _Member) -> int:
         """At most so many bytes does a file take in a frame."""
-        path, file = member[1], member[4]
+        path, number, _, file = member
         length = min(file.size, FRAME)
         if self.replaced:
-            length = max(length, len(self.replaced.get((member[2], path), b"")))
+            length = max(length, len(self.replaced.get((number, path), b"")))
         return length + (_AROUND if len(path) < _SHORT and path.isascii() else _AROUND_LONG)
 
     def _gather(self, task: _Task, view: memoryview) -> tuple[int, list[_Found]]:
         """Put files into *view*, one after the other: (the bytes that they took, what there is to say of each)."""
         found: list[_Found] = []
         end = 0
-        for _, path, number, name, file in task.members:
+        for path, number, name, file in task.members:
             begin = end + BLOCK
             data: bytes | memoryview = self.replaced.get((number, path), b"") if self.replaced else b""
             try:
@@ -270,7 +279,7 @@ class _Packer:
         self, member: _Member, view: memoryview, compress: Callable[[memoryview], bytes]
     ) -> tuple[list[_Frame], list[_Found]]:
         """Make the frames of a file that is too long for one."""
-        _, path, number, name, file = member
+        path, number, name, file = member
         made: list[_Frame] = []
         problem, digest = "", hashlib.sha256()
         header = tar_header(self.prefixes[number] + path, file.size, file.mode)

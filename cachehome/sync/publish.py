@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from cachehome.collector import uncollected
 from cachehome.errors import ConfigError, StoreError
 from cachehome.store.entries import Entry
-from cachehome.store.manifest import Manifest, Pack, check_path
+from cachehome.store.manifest import Manifest, Pack, Paths
 from cachehome.store.marks import Denials
 from cachehome.store.store import Addition, Generation, Store
 from cachehome.sync import copies, growing, portable
@@ -84,6 +84,7 @@ class _Publish(Work):
                     self.sources.append(Source(catalogue[name], live, live.stamp()))
             self.sets.append(range(begin, len(self.sources)))
         self.denials = Denials()
+        self.paths = Paths()
         found = [self._directories(numbers) for numbers in self.sets]
         self.details["directories"] = found[0]
         if len(found) > 1:
@@ -289,7 +290,17 @@ class _Publish(Work):
         conflicts = 0
         gone = {n for n, pack in enumerate(base.packs) if pack.sha256 in lost} if base else set()
         keys = self._keys(base, gone)
-        taken: set[tuple[str, str, tuple[tuple[str, int], ...]]] = set()
+        taken: set[tuple[Any, ...]] = set()
+
+        def take(number: int, entry: LocalEntry) -> None:
+            # What another slot has made alike comes from there; one of another size may be cut short.
+            if len(self.sets) > 1 and not _merges(entry):
+                alike = (*entry.key, *[(file.suffix, file.size) for file in entry.files])
+                if alike in taken:
+                    return
+                taken.add(alike)
+            wanted[number].append(entry.name)
+
         for number, source in enumerate(self.sources):
             ir = source.family.ir
             for name in list(source.settled):
@@ -312,20 +323,16 @@ class _Publish(Work):
                 ):
                     source.local[name] = source.local[name]._replace(growing=True)
                 entry = source.local[name]
-                # What another slot has made alike comes from there; one of another size may be cut short.
-                alike = (entry.family, name, tuple((file.suffix, file.size) for file in entry.files))
                 if there is None or not gone.isdisjoint(there.packs):
-                    if self._nameable(entry) and (_merges(entry) or alike not in taken):
-                        wanted[number].append(name)
-                        taken.add(alike)
+                    if self._nameable(entry):
+                        take(number, entry)
                     continue
                 same = source.same(entry, there) and not (there.slim and entry.growing)
                 if same or not entry.growing:
                     kept[there.key] = there
                     conflicts += not same
-                elif _merges(entry) or alike not in taken:
-                    wanted[number].append(name)
-                    taken.add(alike)
+                else:
+                    take(number, entry)
             if not wanted[number]:
                 source.keep_table()
             found = copies.redundant(
@@ -352,8 +359,7 @@ class _Publish(Work):
     def _nameable(self, entry: LocalEntry) -> bool:
         """Whether a manifest may hold the names of *entry*: readers refuse one that holds any other."""
         try:
-            for file in entry.files:
-                check_path(entry.name + file.suffix)
+            self.paths.check(entry.name, tuple([file.suffix for file in entry.files]))
         except ValueError as error:
             self.details.setdefault("left_out", {})[f"{entry.family}/{entry.name}"] = str(error)
             return False
@@ -439,7 +445,7 @@ class _Publish(Work):
         """Keep the hashes, so that the next publish need not read what it published now."""
         for spool, numbers in zip(spools, self.sets, strict=True):
             for number in numbers:
-                self.sources[number].keep_table(spool.rows[number])
+                self.sources[number].keep_table(spool.hashes(number))
 
 
 def _merges(entry: LocalEntry) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from cachehome.families import Family
@@ -58,7 +58,9 @@ class Rules:
         self.growing = joined("growing")
         self.stems = [re.compile(pattern) for kind, pattern in family.entries if kind == "stem"]
         self.never = re.compile("|".join(f"(?:{pattern})" for pattern in family.never) or r"(?!)")
-        self.known: dict[str, bool] = {}  # what `carried` has said of names below a tree
+        self.known: dict[str, str] = {}
+        """What `carried` has said of names below a tree: the name, "" if it is not carried. Thousands of files then
+        share one string."""
         self._fitting: set[tuple[str, ...]] = set()
 
     def carried(self, path: str, tree: str | None) -> bool:
@@ -69,8 +71,8 @@ class Rules:
         suffix = path[len(tree) :]
         told = self.known.get(suffix)
         if told is None:
-            told = self.known[suffix] = not self.never.fullmatch(path)
-        return told
+            told = self.known[suffix] = "" if self.never.fullmatch(path) else suffix
+        return bool(told)
 
     def entry_of(self, path: str) -> tuple[str, bool]:
         """(name of the entry, growing) of a file that no tree holds; ("", False) if it belongs to none."""
@@ -173,30 +175,30 @@ class Trees:
         self._looked_at[tree] = found
         return False
 
-    def learn(self, entries: Mapping[str, LocalEntry], fresh: Collection[str], now_ns: int) -> bool:
-        """Have the table know trees that were looked at, if it knows all of their files; whether there is one.
+    def learn(
+        self, entries: Mapping[str, LocalEntry], fresh: Mapping[str, Mapping[str, str]], now_ns: int
+    ) -> set[str]:
+        """Have the table know trees that were looked at, if all of their hashes are known; which of them it does.
 
-        *fresh*: paths whose rows are of files as they were looked at, which need no comparison.
+        *fresh*: by tree, hashes by suffix, of files as they were looked at.
 
         *now_ns*: the file system's time. What changed just before a look may have changed again after it, within the
         same tick of that clock, so that nothing would tell.
         """
         until = now_ns - (time.monotonic_ns() - self._began_ns) - _TICK
-        learnt = False
+        learnt = set()
         for tree, found in self._looked_at.items():
             # A directory in it, even an empty one, may get files without a change of the tree.
-            shallow = found.st_nlink <= 2
-            files = entries[tree].files if tree in entries and shallow and found.st_ctime_ns < until else ()
-            suffixes = [
-                file.suffix
-                for file in files
-                if tree + file.suffix in fresh or self._table.known(tree + file.suffix, file)
-            ]
-            if files and len(suffixes) == len(files):
-                learnt = self._table.learn(tree, found, suffixes) or learnt
+            if tree not in entries or found.st_nlink > 2 or found.st_ctime_ns >= until:
+                continue
+            files, new = entries[tree].files, fresh.get(tree, {})
+            hashes = [new.get(file[0]) or self._table.known(tree + file[0], file) for file in files]
+            if all(hashes) and self._table.learn(tree, found, files, hashes):
+                learnt.add(tree)
         return learnt
 
 
+_MODES = list(range(0o1000))  # the same few objects for all files
 _TICK = 2_000_000_000  # ns; no file system has a coarser clock
 
 
@@ -227,7 +229,7 @@ def _walk(
 
 def _below(directory: str, tree: str, prefix: str, rules: Rules, members: list[LocalFile]) -> None:
     """Add the files of a *tree* to its *members*: most files of a cache are found here, so every microsecond counts."""
-    known, new = rules.known.get, tuple.__new__
+    known, new, mode_of = rules.known.get, tuple.__new__, _MODES.__getitem__
     for entry in _listing(directory):
         suffix = prefix + entry.name
         try:
@@ -235,8 +237,9 @@ def _below(directory: str, tree: str, prefix: str, rules: Rules, members: list[L
                 told = known(suffix)
                 if told or (told is None and rules.carried(tree + suffix, tree)):
                     st = entry.stat(follow_symlinks=False)
+                    mode = mode_of(st.st_mode & 0o777)
                     members.append(
-                        new(LocalFile, (suffix, st.st_size, st.st_mtime_ns, st.st_ino, st.st_mode & 0o777))
+                        new(LocalFile, (told or suffix, st.st_size, st.st_mtime_ns, st.st_ino, mode))
                     )
             elif entry.is_dir(follow_symlinks=False) and not rules.never.fullmatch(tree + suffix):
                 _below(entry.path, tree, suffix + "/", rules, members)

@@ -93,11 +93,16 @@ class Source:
         with open(os.path.join(self.live.directory, path), "rb", opener=portable.no_wait) as file:
             return file.read()
 
-    def keep_table(self, fresh: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Write the table if *fresh* rows, or others, are to be added. A directory that may only be read has none."""
-        self.table.update(fresh)
+    def keep_table(self, fresh: Mapping[str, Mapping[str, str]] = MappingProxyType({})) -> None:
+        """Write the table if there is something to add: *fresh* hashes, by entry and suffix, of files as they were
+        looked at, or others. A directory that may only be read has none."""
         with contextlib.suppress(OSError):
             self.live.make()
-            if self._trees.learn(self.local, fresh, self.live.now_ns()) or fresh or self._hashed:
+            learnt = self._trees.learn(self.local, fresh, self.live.now_ns())
+            for name in fresh.keys() - learnt:
+                hashes = fresh[name]
+                files = [file for file in self.local[name].files if file.suffix in hashes]
+                self.table.update({name + file.suffix: row(hashes[file.suffix], *file[1:]) for file in files})
+            if learnt or fresh or self._hashed:
                 self.live.write_table(self.table)
                 self._hashed = False

@@ -92,26 +92,30 @@ class Table:
 
     def unchanged(self, tree: str, found: os.stat_result) -> tuple[str, str] | None:
         """(names of the files, their hashes), each as one text, of a *tree* that is as its line tells; else None."""
-        lines = self._trees.get(tree, b"")
+        lines = self._trees.get(tree)
+        if not lines:
+            return None
         state, names, hashes = _head(lines)
         count = lines.count(b"\n")
         if not count or state != f"{found.st_ctime_ns} {found.st_ino}":
             return None
         return (names, hashes) if names.count("/") == count and len(hashes) == HASH * count else None
 
-    def learn(self, tree: str, found: os.stat_result, suffixes: Sequence[str]) -> bool:
-        """Keep the rows of a *tree*, which holds just these files, as one; whether its lines can hold them. *found* is
-        from before it was listed. *suffixes* have no slash but the first: what changes in a directory below does not
-        show."""
-        names = "".join(suffixes)
-        if names.count("/") != len(suffixes) or {"\n", "\t"} & {*tree, *names}:
+    def learn(
+        self, tree: str, found: os.stat_result, files: Sequence[LocalFile], hashes: Sequence[str]
+    ) -> bool:
+        """Keep the *files* of a *tree*, which holds just these, as one; whether its lines can hold them. *found* is
+        from before it was listed. Their suffixes have no slash but the first: what changes in a directory below does
+        not show."""
+        names = "".join([file[0] for file in files])
+        if names.count("/") != len(files) or {"\n", "\t"} & {*tree, *names}:
             return False
-        rows = [self.get(tree + suffix) for suffix in suffixes]
-        for path in (tree, *[tree + suffix for suffix in suffixes]):
-            self._rows.pop(path, None)
-        hashes = "".join([row[:HASH] for row in rows])
-        head = f"{tree}\t{found.st_ctime_ns} {found.st_ino}\t{names}\t{hashes}"
-        self._trees[tree] = os.fsencode("\n".join([head, *[row[HASH + 1 :] for row in rows]]))
+        if self._rows:
+            for path in (tree, *[tree + file[0] for file in files]):
+                self._rows.pop(path, None)
+        head = f"{tree}\t{found.st_ctime_ns} {found.st_ino}\t{names}\t{''.join(hashes)}"
+        lines = [f"{size} {mtime_ns} {inode} {mode}" for _, size, mtime_ns, inode, mode in files]
+        self._trees[tree] = os.fsencode("\n".join([head, *lines]))
         self._seen.pop(tree, None)
         return True
 

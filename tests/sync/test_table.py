@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,13 @@ NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 
 def back(known: Table) -> Table:
     return Table.read(b"".join(known.write()))
+
+
+def learn(known: Table, tree: str, found: os.stat_result, suffixes: list[str]) -> bool:
+    """Have *known* learn a tree of the files that it has rows of."""
+    rows = [known.get(tree + suffix).split(" ") for suffix in suffixes]
+    files = [LocalFile(suffix, *map(int, row[1:])) for suffix, row in zip(suffixes, rows, strict=True)]
+    return known.learn(tree, found, files, [row[0] for row in rows])
 
 
 def test_a_row_holds_as_long_as_its_file_is_the_same() -> None:
@@ -59,10 +67,10 @@ def test_trees_are_as_good_as_rows(
     found = Path("/").stat()
     for _ in range(2):
         for tree in data.draw(st.lists(st.sampled_from(sorted(trees)), unique=True)) if trees else []:
-            suffixes = sorted(trees[tree])
-            if all(known.get(tree + suffix) for suffix in suffixes) and known.learn(tree, found, suffixes):
-                hashes = "".join(rows[tree + suffix][:64] for suffix in suffixes)
-                assert known.unchanged(tree, found) == ("".join(suffixes), hashes)
+            names = sorted(trees[tree])
+            if all(known.get(tree + name) for name in names) and learn(known, tree, found, names):
+                hashes = "".join(rows[tree + name][:64] for name in names)
+                assert known.unchanged(tree, found) == ("".join(names), hashes)
         known = back(known)
         for path in data.draw(st.lists(st.sampled_from(sorted(rows)))) if rows else []:
             assert known.get(path) == ("" if {*path} & {*"\t\n"} else rows[path])
@@ -73,7 +81,7 @@ def test_names_that_are_no_text_come_back(tmp_path: Path) -> None:
     rows = {"a\udcff b/c": table.row(DIGEST, 1, 2, 3, 0o600)}
     known = Table(rows)
     assert back(known).rows() == rows
-    assert known.learn("a\udcff b", tmp_path.stat(), ["/c"])
+    assert learn(known, "a\udcff b", tmp_path.stat(), ["/c"])
     assert back(known).unchanged("a\udcff b", tmp_path.stat()) == ("/c", DIGEST)
     assert back(known).rows() == rows
 
@@ -93,7 +101,7 @@ def test_a_tree_is_unchanged_as_long_as_its_directory_is(tmp_path: Path) -> None
     suffixes = ["/a b.json", "/c.cubin"]
     known = Table({f"KEY{suffix}": table.row(DIGEST, *FILE[1:]) for suffix in suffixes})
     assert known.unchanged("KEY", tmp_path.stat()) is None
-    assert known.learn("KEY", tmp_path.stat(), suffixes)
+    assert learn(known, "KEY", tmp_path.stat(), suffixes)
     known = back(known)
     assert known.unchanged("KEY", tmp_path.stat()) == ("/a b.json/c.cubin", 2 * DIGEST)
     assert known.unchanged("OTHER", tmp_path.stat()) is None
@@ -104,7 +112,7 @@ def test_a_tree_is_unchanged_as_long_as_its_directory_is(tmp_path: Path) -> None
 
 def test_what_is_newer_than_a_tree_counts(tmp_path: Path) -> None:
     known = Table({"KEY/a": table.row(DIGEST, *FILE[1:]), "KEY/b": table.row(DIGEST, *FILE[1:])})
-    assert known.learn("KEY", tmp_path.stat(), ["/a", "/b"])
+    assert learn(known, "KEY", tmp_path.stat(), ["/a", "/b"])
     known = Table.read(b"".join(known.write(["KEY/a\t" + table.row("cd" * 32, *FILE[1:])])))
     assert (known.known("KEY/b", FILE), known.known("KEY/a", FILE)) == (DIGEST, "cd" * 32)
 
@@ -112,7 +120,7 @@ def test_what_is_newer_than_a_tree_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffixes", [["/a/b"], ["/a\nb"], ["/a\tb"]])
 def test_a_tree_that_lines_can_not_hold_is_not_learnt(tmp_path: Path, suffixes: list[str]) -> None:
     known = Table({"KEY" + suffix: table.row(DIGEST, *FILE[1:]) for suffix in suffixes})
-    assert not known.learn("KEY", tmp_path.stat(), suffixes)
+    assert not learn(known, "KEY", tmp_path.stat(), suffixes)
     assert known.known("KEY" + suffixes[0], FILE) == DIGEST
 
 
@@ -140,7 +148,7 @@ def test_a_tree_without_files_is_none(tmp_path: Path) -> None:
 
 def test_a_look_at_a_file_leaves_its_tree(tmp_path: Path) -> None:
     known = Table({"KEY/a": table.row(DIGEST, *FILE[1:]), "KEY/b": table.row(DIGEST, *FILE[1:])})
-    assert known.learn("KEY", tmp_path.stat(), ["/a", "/b"])
+    assert learn(known, "KEY", tmp_path.stat(), ["/a", "/b"])
     assert known.known("KEY/a", FILE) == DIGEST
     assert back(known).unchanged("KEY", tmp_path.stat())
     known["KEY/a"] = table.row("cd" * 32, *FILE[1:])
@@ -152,5 +160,5 @@ def test_a_tree_of_the_version_before_is_forgotten_once_it_is_learnt(tmp_path: P
     rows = {"KEY/a": table.row(DIGEST, *FILE[1:]), "KEY": "1 2 /a"}
     known = Table(rows)
     assert known.unchanged("KEY", tmp_path.stat()) is None
-    assert known.learn("KEY", tmp_path.stat(), ["/a"])
+    assert learn(known, "KEY", tmp_path.stat(), ["/a"])
     assert back(known).rows() == {"KEY/a": rows["KEY/a"]}
