@@ -1,4 +1,5 @@
-"""Workers: the same function over many tasks, on all cores, results in the order of the tasks.
+"""Workers: the same function over many tasks, on all cores, results in the order of the tasks; or one other thing to do
+beside what this process does.
 
 Forked processes where that is safe, which is in a process with one thread; threads elsewhere (inside a driver
 that has torch loaded). Small files are bound by the interpreter's lock: two processes do what sixteen threads
@@ -15,7 +16,7 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from cachehome import threads
 
@@ -59,6 +60,29 @@ def each(
     if threads.may_fork() and len(tasks) <= _MOST_TASKS:
         return _forked(function, tasks, workers, deadline)
     return _threaded(function, tasks, workers, deadline)
+
+
+@contextlib.contextmanager
+def beside(function: Callable[[], object]) -> Iterator[None]:
+    """Have *function* called by another process meanwhile, where forking is safe and another core is there; else at
+    once. What it raises there is lost: it must be something that may as well be left undone."""
+    if most() < 2 or not threads.may_fork():
+        function()
+        yield
+        return
+    with _no_signals():
+        pid = os.fork()
+        if not pid:
+            _live(function)
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception):  # a signal: nobody has time
+            _end(pid)
+        raise
+    finally:
+        with contextlib.suppress(ChildProcessError):  # it was ended, or the system has reaped it
+            os.waitpid(pid, 0)
 
 
 def _threaded(
@@ -126,9 +150,7 @@ def _forked(
     try:
         for _ in range(workers):
             results, mine = _wide_pipe()
-            # A signal between the fork and the note of it would leave a worker that nobody ends.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-            try:
+            with _no_signals():
                 pid = os.fork()
                 if not pid:
                     for end in (
@@ -136,21 +158,34 @@ def _forked(
                         *children,
                     ):  # else a worker whose parent has died would wait for itself
                         os.close(end)
-                    _child(function, tasks, tokens, mine)
+                    _live(lambda: _work(function, tasks, tokens, mine))  # noqa: B023 - called at once
                 children[results] = pid
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(mine)
         yield from _collect(children, len(tasks), deadline)
     finally:
         os.close(tokens)
         for results, pid in children.items():
             os.close(results)
-            # The system may have reaped it, where whoever started us wants that.
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)
-                # A child that hangs in the kernel can't be reaped now; init or our own end will.
-                os.waitpid(pid, 0 if deadline is None or time.monotonic() < deadline else os.WNOHANG)
+            _end(pid, wait=deadline is None or time.monotonic() < deadline)
+
+
+@contextlib.contextmanager
+def _no_signals() -> Iterator[None]:
+    """A signal between a fork and the note of it would leave a worker that nobody ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(pid: int, *, wait: bool = True) -> None:
+    """Kill a worker. One that hangs in the kernel can't be reaped now, and is not waited for; init or our own end
+    will."""
+    # The system may have reaped it, where whoever started us wants that.
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0 if wait else os.WNOHANG)
 
 
 def _wide_pipe() -> tuple[int, int]:
@@ -163,25 +198,30 @@ def _wide_pipe() -> tuple[int, int]:
     return ends
 
 
-def _child(function: Callable[[Task], Any], tasks: Sequence[Task], tokens: int, mine: int) -> None:
-    """The life of a forked worker. Never returns: nothing of the parent's may run twice."""
+def _live(act: Callable[[], object]) -> NoReturn:
+    """The life of a forked worker: *act*. Never returns: nothing of the parent's may run twice."""
     status = 1
     try:
         for number in _ENDING:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-        while token := os.read(tokens, _TOKEN.size):  # one read takes one token, also with several readers
-            (number,) = _TOKEN.unpack(token)
-            try:
-                failed, data = 0, marshal.dumps(function(tasks[number]))
-            except Exception as error:
-                failed, data = 1, pickled(error)
-            _send(mine, _HEADER.pack(failed, number, len(data)))
-            _send(mine, data)
+        act()
         status = 0
     finally:
         os._exit(status)
+
+
+def _work(function: Callable[[Task], Any], tasks: Sequence[Task], tokens: int, mine: int) -> None:
+    """Do tasks as long as there are some."""
+    while token := os.read(tokens, _TOKEN.size):  # one read takes one token, also with several readers
+        (number,) = _TOKEN.unpack(token)
+        try:
+            failed, data = 0, marshal.dumps(function(tasks[number]))
+        except Exception as error:
+            failed, data = 1, pickled(error)
+        _send(mine, _HEADER.pack(failed, number, len(data)))
+        _send(mine, data)
 
 
 def pickled(error: Exception) -> bytes:

@@ -24,7 +24,7 @@ from cachehome.store.entries import Entry
 from cachehome.store.manifest import Manifest, Pack, Paths
 from cachehome.store.marks import Denials
 from cachehome.store.store import Addition, Generation, Store
-from cachehome.sync import copies, growing, portable
+from cachehome.sync import copies, growing, parallel, portable
 from cachehome.sync.denied import damaged, denied_here
 from cachehome.sync.live import Live, Stamp, in_effect, trouble
 from cachehome.sync.packing import Spool
@@ -203,29 +203,30 @@ class _Publish(Work):
             limit = self._over_limit(store, size)
             if limit:
                 return limit
-            with self.phases("upload"):
-                paths = [path for spool in spools for _, path in spool.files()]
-                stored = store.add_packs(build, zip(addition.packs, paths, strict=True), lost)
-                addition = addition._replace(packs=tuple(pack for pack, _ in stored))
-                sources = {pack.sha256: path for pack, path in stored}
-                # The same files give the same pack: what is back need not be left out of the line.
-                mended = any(sha256 in sources for sha256 in lost)
-                lost = [sha256 for sha256 in lost if sha256 not in sources]
-                identity = self.identity
-                store.add_identity(
-                    build,
-                    profile,
-                    identity._replace(profile={}).to_json().encode(),
-                    identity.to_json().encode(),
-                )
-            with self.phases("commit"):
-                generation, ours = store.commit(
-                    build, profile, addition, deadline=deadline, lost=lost, sources=sources
-                )
+            # What is known of the files is true whatever becomes of the generation.
+            with parallel.beside(lambda: self._remember(spools)):
+                with self.phases("upload"):
+                    paths = [path for spool in spools for _, path in spool.files()]
+                    stored = store.add_packs(build, zip(addition.packs, paths, strict=True), lost)
+                    addition = addition._replace(packs=tuple(pack for pack, _ in stored))
+                    sources = {pack.sha256: path for pack, path in stored}
+                    # The same files give the same pack: what is back need not be left out of the line.
+                    mended = any(sha256 in sources for sha256 in lost)
+                    lost = [sha256 for sha256 in lost if sha256 not in sources]
+                    identity = self.identity
+                    store.add_identity(
+                        build,
+                        profile,
+                        identity._replace(profile={}).to_json().encode(),
+                        identity.to_json().encode(),
+                    )
+                with self.phases("commit"):
+                    generation, ours = store.commit(
+                        build, profile, addition, deadline=deadline, lost=lost, sources=sources
+                    )
         finally:
             for spool in spools:
                 spool.remove()
-        self._remember(spools)
         with self.phases("prune"):
             self._prune(store)
         reason = "published" if ours else "mended" if mended else "others_were_faster"

@@ -347,7 +347,7 @@ class _Restore(Work):
             if manifest.origins[pack.origin].get("tag", tag) != tag
         }
         by_family = {target.family.name: target for target in self.targets}
-        rules = {target.family.name: Rules(target.family) for target in self.targets}
+        fits = {target.family.name: _Fitting(Rules(target.family)) for target in self.targets}
         reasons = ("denied", "left_out", "already_there", "other_family", "other_host", "unfit")
         skipped = dict.fromkeys(reasons, 0)
         introduced_by = set()
@@ -368,7 +368,7 @@ class _Restore(Work):
                 skipped["already_there"] += 1
                 introduced_by.add(entry.since)
                 warm[family] += 1
-            elif not _fits(rules[family], name, tuple(entry.suffixes)):
+            elif not fits[family](name, tuple(entry.suffixes)):
                 skipped["unfit"] += 1
             else:
                 found.wanted.append(entry)
@@ -415,15 +415,26 @@ class _Restore(Work):
         return entries, files, plan.size if entries else 0
 
 
-def _fits(rules: Rules, name: str, suffixes: tuple[str, ...]) -> bool:
-    """Whether a scan would find these files here as the entry *name*, and a reader its groups. Without UTF-8 in the
-    locale, this process can't name every file."""
-    if not name.isascii() or not all(map(str.isascii, suffixes)):
+class _Fitting:
+    """Whether a scan would find the files of an entry here under its name, and a reader its groups."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.plain: set[tuple[str, ...]] = set()  # suffixes of trees with nothing special; kernels share them
+
+    def __call__(self, name: str, suffixes: tuple[str, ...]) -> bool:
+        if suffixes in self.plain and name.isascii():
+            return self.rules.fit(name, suffixes)
+        whole = name + "".join(suffixes)
         try:
-            os.fsencode(name + "".join(suffixes))
+            os.fsencode(whole)  # without UTF-8 in the locale, this process can't name every file
         except UnicodeEncodeError:
             return False
-    return rules.fit(name, suffixes) and not any(portable.is_misplaced(name, suffix) for suffix in suffixes)
+        if not self.rules.fit(name, suffixes) or any(portable.is_misplaced(name, s) for s in suffixes):
+            return False
+        if whole.isascii() and suffixes[0][:1] == "/":
+            self.plain.add(suffixes)
+        return True
 
 
 def _age(entry: LocalEntry) -> float:

@@ -10,12 +10,20 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
+from cachehome import threads
 from cachehome.families import Family
+from cachehome.sync import parallel
 from cachehome.sync.table import Table
 
 OWN = ".cachehome"
+
+
+_Fields = tuple[str, int, int, int, int]  # of a LocalFile, as it comes from another process
+_SHARE = 100  # trees that are looked at in one go
 
 
 class LocalFile(NamedTuple):
@@ -129,17 +137,21 @@ def scan(family: Family, directory: str, trees: Trees | None = None) -> dict[str
     Files may vanish while it looks: what is gone is not there. Raises OSError if *directory* can't be read.
     """
     rules = Rules(family)
-    files: dict[str, list[LocalFile]] = {}
+    files: dict[str, list[_Fields]] = {}
     growing: set[str] = set()
-    for path, found in _walk(directory, "", rules, files, trees):
+    below: list[str] = []
+    for path, found in _walk(directory, "", rules, below, trees):
         entry, grows = rules.entry_of(path)
         if not entry or rules.never.fullmatch(path):
             continue
         if grows:
             growing.add(entry)
-        files.setdefault(entry, []).append(_local(path[len(entry) :], found))
+        files.setdefault(entry, []).append(_fields(path[len(entry) :], found))
+    for tree, members in zip(below, _members(rules, directory, below), strict=True):
+        files.setdefault(tree, []).extend(members)
+    make = partial(tuple.__new__, LocalFile)
     return {
-        name: LocalEntry(family.name, name, name in growing, tuple(sorted(members)))
+        name: LocalEntry(family.name, name, name in growing, tuple(map(make, sorted(members))))
         for name, members in files.items()
         if members
     }
@@ -147,13 +159,24 @@ def scan(family: Family, directory: str, trees: Trees | None = None) -> dict[str
 
 def look(rules: Rules, directory: str, tree: str) -> tuple[LocalFile, ...]:
     """The files of one *tree* of a live *directory*; none if it is gone."""
-    members: list[LocalFile] = []
-    _below(f"{directory}/{tree}", tree, "/", rules, members)
-    return tuple(sorted(members))
+    return tuple(map(LocalFile._make, sorted(_below(f"{directory}/{tree}", tree, "/", rules))))
 
 
-def _local(suffix: str, found: os.stat_result) -> LocalFile:
-    return LocalFile(suffix, found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode & 0o777)
+def _fields(suffix: str, found: os.stat_result) -> _Fields:
+    return suffix, found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode & 0o777
+
+
+def _members(rules: Rules, directory: str, trees: list[str]) -> Iterator[list[_Fields]]:
+    """The files of each of *trees*, looked at by all cores where there are many."""
+
+    def look_at(share: list[str]) -> list[list[_Fields]]:
+        return [_below(f"{directory}/{tree}", tree, "/", rules) for tree in share]
+
+    shares = [trees[at : at + _SHARE] for at in range(0, len(trees), _SHARE)]
+    looked = (
+        parallel.each(look_at, shares) if len(shares) > 2 and threads.may_fork() else map(look_at, shares)
+    )
+    return chain.from_iterable(looked)
 
 
 class Trees:
@@ -206,10 +229,10 @@ def _walk(
     directory: str,
     prefix: str,
     rules: Rules,
-    found: dict[str, list[LocalFile]],
+    below: list[str],
     trees: Trees | None,
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """(path, its status) of each regular file below that no tree holds; those of trees go into *found*."""
+    """(path, its status) of each regular file below that no tree holds; trees are added to *below*."""
     for entry in _listing(directory):
         path = prefix + entry.name
         try:
@@ -218,18 +241,19 @@ def _walk(
                     continue
                 if rules.tree and rules.tree.fullmatch(path):
                     if trees is None or not trees.settle(path, entry.stat(follow_symlinks=False)):
-                        _below(entry.path, path, "/", rules, found.setdefault(path, []))
+                        below.append(path)
                 else:
-                    yield from _walk(entry.path, path + "/", rules, found, trees)
+                    yield from _walk(entry.path, path + "/", rules, below, trees)
             elif entry.is_file(follow_symlinks=False):
                 yield path, entry.stat(follow_symlinks=False)
         except FileNotFoundError:
             continue
 
 
-def _below(directory: str, tree: str, prefix: str, rules: Rules, members: list[LocalFile]) -> None:
-    """Add the files of a *tree* to its *members*: most files of a cache are found here, so every microsecond counts."""
-    known, new, mode_of = rules.known.get, tuple.__new__, _MODES.__getitem__
+def _below(directory: str, tree: str, prefix: str, rules: Rules) -> list[_Fields]:
+    """The files of a *tree*: most files of a cache are found here, so every microsecond counts."""
+    members: list[_Fields] = []
+    known, mode_of = rules.known.get, _MODES.__getitem__
     for entry in _listing(directory):
         suffix = prefix + entry.name
         try:
@@ -238,13 +262,12 @@ def _below(directory: str, tree: str, prefix: str, rules: Rules, members: list[L
                 if told or (told is None and rules.carried(tree + suffix, tree)):
                     st = entry.stat(follow_symlinks=False)
                     mode = mode_of(st.st_mode & 0o777)
-                    members.append(
-                        new(LocalFile, (told or suffix, st.st_size, st.st_mtime_ns, st.st_ino, mode))
-                    )
+                    members.append((told or suffix, st.st_size, st.st_mtime_ns, st.st_ino, mode))
             elif entry.is_dir(follow_symlinks=False) and not rules.never.fullmatch(tree + suffix):
-                _below(entry.path, tree, suffix + "/", rules, members)
+                members += _below(entry.path, tree, suffix + "/", rules)
         except FileNotFoundError:
             continue
+    return members
 
 
 def _listing(directory: str) -> list[os.DirEntry[str]]:

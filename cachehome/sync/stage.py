@@ -149,11 +149,14 @@ class Plan:
         self.manifest = manifest
         self.targets = targets
         self.left_alone = {number for number, pack in enumerate(manifest.packs) if slim and pack.ir}
+        self._members: dict[tuple[str, str], list[str]] = {}
         places: list[list[Place]] = [[] for _ in manifest.packs]
         for number, target in enumerate(targets):
             for entry in target.wanted:
                 name = entry.name
+                members = self._members[entry.key] = []
                 for suffix, size, mode, sha256, pack, offset in entry.outside(self.left_alone):
+                    members.append(suffix)
                     # Files are this user's alone: what is read from here is run.
                     only_mine = 0o700 if mode & 0o111 else 0o600
                     places[pack].append((offset, size, sha256, number, name + suffix, only_mine))
@@ -166,8 +169,7 @@ class Plan:
 
     def members(self, entry: Entry) -> list[str]:
         """Suffixes of the files of *entry* that are staged."""
-        both = zip(entry.suffixes, entry.packs, strict=True)
-        return [suffix for suffix, pack in both if pack not in self.left_alone]
+        return self._members[entry.key]
 
     def tasks(self) -> list[Task]:
         """The work in even shares."""

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -131,3 +132,55 @@ def test_more_tasks_than_a_small_pipe_holds() -> None:
     if status == 2:
         pytest.skip("no limit on pipes here")
     assert status == 0
+
+
+@pytest.mark.parametrize("fork", [True, False])
+def test_something_is_done_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork: bool) -> None:
+    monkeypatch.setattr(threads, "may_fork", lambda: fork)
+    with parallel.beside(lambda: (tmp_path / "pid").write_text(str(os.getpid()))):
+        pass
+    assert (int((tmp_path / "pid").read_text()) == os.getpid()) == (not fork or parallel.most() < 2)
+
+
+def test_what_is_done_beside_ends_before_what_it_is_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "may_fork", lambda: True)
+    monkeypatch.setattr(parallel, "most", lambda: 2)
+
+    def slow() -> None:
+        time.sleep(0.2)
+        (tmp_path / "pid").write_text(str(os.getpid()))
+
+    with pytest.raises(OSError, match="full"), parallel.beside(slow):
+        raise OSError("full")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_signal_does_not_wait_for_what_is_done_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "may_fork", lambda: True)
+    monkeypatch.setattr(parallel, "most", lambda: 2)
+
+    def endless() -> None:
+        (tmp_path / str(os.getpid())).touch()
+        time.sleep(600)
+
+    with pytest.raises(SystemExit), parallel.beside(endless):
+        while not os.listdir(tmp_path):
+            time.sleep(0.01)
+        raise SystemExit
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(os.listdir(tmp_path)[0]), 0)
+
+
+def test_what_fails_beside_is_lost(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "may_fork", lambda: True)
+    monkeypatch.setattr(parallel, "most", lambda: 2)
+    with parallel.beside(lambda: 1 / 0):
+        pass
+    assert capfd.readouterr() == ("", "")

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import os
+import shutil
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cachehome import threads
 from cachehome.families import BUILTIN
+from cachehome.sync import parallel
 from cachehome.sync.scan import scan
 
 FAMILIES = {family.name: family for family in BUILTIN}
 KEY = "A2B" + "C" * 49
 SHA = "a" * 51
+MANY = ["".join(letters) + "C" * 49 for letters in product("ABCDEFGH", repeat=3)]
 
 
 def fill(root: Path, *names: str) -> None:
@@ -107,3 +113,33 @@ def test_an_unreadable_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir(mode=0)
     with pytest.raises(PermissionError):
         scan(FAMILIES["inductor"], str(tmp_path / "x"))
+
+
+def test_many_trees_are_looked_at_by_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [f"{tree}/{name}" for tree in MANY for name in ("k.cubin", "k.json", ".k.tmp", "in/k")]
+    fill(tmp_path, *files)
+    monkeypatch.setattr(threads, "may_fork", lambda: False)
+    alone = scan(FAMILIES["triton"], str(tmp_path))
+    assert alone.keys() == {*MANY}
+    each, workers = parallel.each, iter([3])
+    monkeypatch.setattr(parallel, "each", lambda *called: each(*called, workers=next(workers)))
+    monkeypatch.setattr(threads, "may_fork", lambda: True)
+    assert scan(FAMILIES["triton"], str(tmp_path)) == alone
+    assert not list(workers)
+    suffixes = [file.suffix for entry in alone.values() for file in entry.files]
+    assert {*suffixes} == {"/k.cubin", "/k.json", "/in/k"}
+    assert len({*map(id, suffixes)}) < 10, "thousands of files share few strings"
+
+
+def test_a_tree_that_is_gone_when_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the listing of the directory and the look at what it holds."""
+    fill(tmp_path, *[f"{tree}/k.json" for tree in MANY])
+    each = parallel.each
+
+    def late(function: Any, shares: Any) -> Any:
+        shutil.rmtree(tmp_path / MANY[7])
+        return each(function, shares, workers=3)
+
+    monkeypatch.setattr(parallel, "each", late)
+    monkeypatch.setattr(threads, "may_fork", lambda: True)
+    assert scan(FAMILIES["triton"], str(tmp_path)).keys() == {*MANY} - {MANY[7]}
