@@ -168,10 +168,13 @@ def test_a_signal_does_not_wait_for_what_is_done_beside(
         (tmp_path / str(os.getpid())).touch()
         time.sleep(600)
 
-    with pytest.raises(SystemExit), parallel.beside(endless):
+    def leave() -> None:
         while not os.listdir(tmp_path):
             time.sleep(0.01)
         raise SystemExit
+
+    with pytest.raises(SystemExit), parallel.beside(endless):
+        leave()
     with pytest.raises(ProcessLookupError):
         os.kill(int(os.listdir(tmp_path)[0]), 0)
 
