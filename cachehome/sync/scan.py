@@ -183,17 +183,16 @@ class Trees:
     """What a *table* knows of trees, and what it is to know the next time. Made before they are looked at."""
 
     def __init__(self, table: Table) -> None:
-        self.settled: dict[str, tuple[str, str]] = {}
-        """Trees that are as the table tells: names and hashes of their files, each as one text."""
+        self.settled: set[str] = set()
+        """Trees that are as the table tells."""
         self._table = table
         self._began_ns = time.monotonic_ns()
         self._looked_at: dict[str, os.stat_result] = {}
 
     def settle(self, tree: str, found: os.stat_result) -> bool:
         """Whether a *tree* with the status *found* need not be looked at."""
-        told = self._table.unchanged(tree, found)
-        if told:
-            self.settled[tree] = told
+        if self._table.unchanged(tree, found):
+            self.settled.add(tree)
             return True
         self._looked_at[tree] = found
         return False

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """`local`: entries by name, as far as somebody had to look; `settled`: names and hashes, each as one text, of the
-    trees that are as they were when the table was written."""
+    """`local`: entries by name, as far as somebody had to look; `settled`: names of the trees that are as they were
+    when the table was written."""
 
     def __init__(self, family: Family, live: Live, stamp: Stamp | None) -> None:
         self.family = family
         self.live = live
         self.stamp = stamp
         self.local: dict[str, LocalEntry] = {}
-        self.settled: dict[str, tuple[str, str]] = {}
+        self.settled: set[str] = set()
         self.table = Table()
         self._trees = Trees(self.table)
         self._hashed = False
@@ -47,14 +47,14 @@ class Source:
         """Have those of *names* that are settled among the `local` ones."""
         rules = Rules(self.family)
         for name in [name for name in names if name in self.settled]:
-            del self.settled[name]
+            self.settled.remove(name)
             files = look(rules, self.live.directory, name)
             if files:
                 self.local[name] = LocalEntry(self.family.name, name, False, files)
 
     def has_settled(self, there: Entry) -> bool:
         """Whether a settled tree holds the files of *there*, and no others: most do, most times."""
-        return self.settled.get(there.name) == ("".join(there.suffixes), there.hashes)  # both are in order
+        return self.table.told(there.name) == ("".join(there.suffixes), there.hashes)  # both are in order
 
     def has(self, entry: LocalEntry, there: Entry) -> bool:
         """The same of an *entry* that was looked at: its files are as they were published or restored."""

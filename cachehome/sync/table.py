@@ -33,17 +33,21 @@ class Table:
     def __init__(self, rows: Mapping[str, str] | None = None) -> None:
         self._rows = dict(rows or {})
         """Of files that lie in no tree of `_trees`."""
-        self._trees: dict[str, bytes] = {}
-        """Path to the lines of the tree."""
+        self._trees: dict[str, tuple[bytes, int, int]] = {}
+        """Path to the lines of the tree: from where to where of what. Copies would take new memory."""
         self._seen: dict[str, dict[str, str]] = {}
         """Rows of trees that somebody has looked into."""
 
     @classmethod
     def read(cls, data: bytes) -> Table:
         """The table in *data*. Raises ValueError if it is none."""
-        loose, *trees = data.split(b"\n\n")
-        table = cls(parse(os.fsdecode(loose)))
-        table._trees = {os.fsdecode(tree[: tree.index(b"\t")]): tree for tree in trees}
+        end = data.find(b"\n\n")
+        table = cls(parse(os.fsdecode(data if end < 0 else data[:end])))
+        while end >= 0:
+            begin = end + 2
+            end = data.find(b"\n\n", begin)
+            lines = (data, begin, len(data) if end < 0 else end)
+            table._trees[os.fsdecode(data[begin : data.index(b"\t", *lines[1:])])] = lines
         return table
 
     def write(self, fresh: Iterable[str] = ()) -> Iterator[bytes]:
@@ -54,8 +58,8 @@ class Table:
             if text:
                 yield begin + os.fsencode(text)
                 begin = b"\n"
-        for tree in self._trees.values():
-            yield b"\n\n" + tree
+        for data, start, end in self._trees.values():
+            yield b"\n\n" + data[start:end]
 
     def rows(self) -> dict[str, str]:
         """All rows, by path."""
@@ -90,16 +94,22 @@ class Table:
 
     # -- trees ---------------------------------------------------------------------------------------------------------
 
-    def unchanged(self, tree: str, found: os.stat_result) -> tuple[str, str] | None:
-        """(names of the files, their hashes), each as one text, of a *tree* that is as its line tells; else None."""
-        lines = self._trees.get(tree)
-        if not lines:
-            return None
-        state, names, hashes = _head(lines)
-        count = lines.count(b"\n")
-        if not count or state != f"{found.st_ctime_ns} {found.st_ino}":
-            return None
-        return (names, hashes) if names.count("/") == count and len(hashes) == HASH * count else None
+    def unchanged(self, tree: str, found: os.stat_result) -> bool:
+        """Whether a *tree* is as its lines tell, and they are whole."""
+        data, begin, end = self._trees.get(tree, (b"", 0, 0))
+        head = os.fsencode(f"{tree}\t{found.st_ctime_ns} {found.st_ino}\t")
+        if not data.startswith(head, begin, end):
+            return False
+        names = begin + len(head)
+        hashes = data.find(b"\t", names, end) + 1
+        files = data.find(b"\n", hashes, end)
+        count = data.count(b"/", names, hashes)
+        return 0 < count == data.count(b"\n", files, end) and files - hashes == HASH * count
+
+    def told(self, tree: str) -> tuple[str, str]:
+        """(names of the files of a *tree*, their hashes), each as one text."""
+        _, names, hashes = _head(self._lines(tree))
+        return names, hashes
 
     def learn(
         self, tree: str, found: os.stat_result, files: Sequence[LocalFile], hashes: Sequence[str]
@@ -115,16 +125,21 @@ class Table:
                 self._rows.pop(path, None)
         head = f"{tree}\t{found.st_ctime_ns} {found.st_ino}\t{names}\t{''.join(hashes)}"
         lines = [f"{size} {mtime_ns} {inode} {mode}" for _, size, mtime_ns, inode, mode in files]
-        self._trees[tree] = os.fsencode("\n".join([head, *lines]))
+        told = os.fsencode("\n".join([head, *lines]))
+        self._trees[tree] = (told, 0, len(told))
         self._seen.pop(tree, None)
         return True
+
+    def _lines(self, tree: str) -> str:
+        data, begin, end = self._trees.get(tree, (b"", 0, 0))
+        return os.fsdecode(data[begin:end])
 
     def _look(self, tree: str) -> dict[str, str]:
         """The rows of a *tree*. One that is damaged is lost, which costs a hash."""
         if tree not in self._seen:
-            lines = self._trees[tree]
+            lines = self._lines(tree)
             _, names, hashes = _head(lines)
-            told = os.fsdecode(lines).split("\n")[1:]
+            told = lines.split("\n")[1:]
             self._seen[tree] = {
                 tree + suffix: f"{hashes[HASH * number : HASH * (number + 1)]} {status}"
                 for number, (suffix, status) in enumerate(zip(_suffixes(names), told, strict=False))
@@ -132,9 +147,9 @@ class Table:
         return self._seen[tree]
 
 
-def _head(lines: bytes) -> tuple[str, str, str]:
+def _head(lines: str) -> tuple[str, str, str]:
     """(time of change and inode, names, hashes) of a tree; empty if its line is none."""
-    fields = os.fsdecode(lines.partition(b"\n")[0]).split("\t")
+    fields = lines.partition("\n")[0].split("\t")
     return (fields[1], fields[2], fields[3]) if len(fields) == 4 else ("", "", "")
 
 
