@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cachehome.errors import IntegrityError, missing_extra
-from cachehome.store.document import read, write, write_columns
+from cachehome.store.document import pieces, read, write
 from cachehome.store.entries import Columns, Entry, Files, columns
 
 FORMAT = "cachehome-manifest"
@@ -124,12 +124,12 @@ def encode(manifest: Manifest, sign: Any = None) -> bytes:
         "slim": [int(entry.slim) for entry in entries],
         "files": [len(entry.files) for entry in entries],
     }
-    payload = b'%s,"entries":%s,"files":%s}' % (
-        head[:-1],
-        write_columns(rows),
-        write_columns(columns(entries)._asdict()),
+    files = columns(entries)._asdict()
+    payload = b"".join(
+        [head[:-1], b',"entries":', *pieces(rows), b',"files":', *pieces(files, digits="sha256"), b"}"]
     )
-    stored: bytes = zstandard.ZstdCompressor(level=3).compress(payload)
+    # Most of it are hashes, which no level makes smaller: level 3 takes twice the time for a 14th of the bytes.
+    stored: bytes = zstandard.ZstdCompressor(level=1).compress(payload)
     header = {"format": FORMAT, "version": VERSION, "sha256": hashlib.sha256(stored).hexdigest()}
     if sign is not None:
         header["signature"] = sign(write(header))

@@ -59,4 +59,9 @@ def test_both_halves_of_a_pair() -> None:
     )
 )
 def test_columns_are_written_as_all_else_is(columns: dict[str, object]) -> None:
-    assert document.write_columns(columns) == document.write(columns)
+    assert b"".join(document.pieces(columns)) == document.write(columns)
+
+
+def test_digits_are_written_as_they_are() -> None:
+    columns = {"size": [1, 2], "sha256": "0a" * 64, "suffix": ["", "é"]}
+    assert b"".join(document.pieces(columns, digits="sha256")) == document.write(columns)
