@@ -54,7 +54,7 @@ class Source:
 
     def has_settled(self, there: Entry) -> bool:
         """Whether a settled tree holds the files of *there*, and no others: most do, most times."""
-        return self.table.told(there.name) == ("".join(there.suffixes), there.hashes)  # both are in order
+        return self.table.tells(there.name, "".join(there.suffixes), there.hashes)  # both are in order
 
     def has(self, entry: LocalEntry, there: Entry) -> bool:
         """The same of an *entry* that was looked at: its files are as they were published or restored."""

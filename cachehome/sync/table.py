@@ -106,10 +106,12 @@ class Table:
         count = data.count(b"/", names, hashes)
         return 0 < count == data.count(b"\n", files, end) and files - hashes == HASH * count
 
-    def told(self, tree: str) -> tuple[str, str]:
-        """(names of the files of a *tree*, their hashes), each as one text."""
-        _, names, hashes = _head(self._lines(tree))
-        return names, hashes
+    def tells(self, tree: str, names: str, hashes: str) -> bool:
+        """Whether the files of a *tree* have these *names* and these *hashes*, each as one text."""
+        data, begin, end = self._trees.get(tree, (b"\t\t", 0, 2))
+        state = data.find(b"\t", begin, end) + 1
+        told = os.fsencode(f"{names}\t{hashes}\n")
+        return data.startswith(told, data.find(b"\t", state, end) + 1, end)
 
     def learn(
         self, tree: str, found: os.stat_result, files: Sequence[LocalFile], hashes: Sequence[str]
@@ -138,7 +140,7 @@ class Table:
         """The rows of a *tree*. One that is damaged is lost, which costs a hash."""
         if tree not in self._seen:
             lines = self._lines(tree)
-            _, names, hashes = _head(lines)
+            names, hashes = _head(lines)
             told = lines.split("\n")[1:]
             self._seen[tree] = {
                 tree + suffix: f"{hashes[HASH * number : HASH * (number + 1)]} {status}"
@@ -147,10 +149,10 @@ class Table:
         return self._seen[tree]
 
 
-def _head(lines: str) -> tuple[str, str, str]:
-    """(time of change and inode, names, hashes) of a tree; empty if its line is none."""
+def _head(lines: str) -> tuple[str, str]:
+    """(names, hashes) of a tree; empty if its line is none."""
     fields = lines.partition("\n")[0].split("\t")
-    return (fields[1], fields[2], fields[3]) if len(fields) == 4 else ("", "", "")
+    return (fields[2], fields[3]) if len(fields) == 4 else ("", "")
 
 
 def _suffixes(names: str) -> list[str]:

@@ -27,9 +27,10 @@ def learn(known: Table, tree: str, found: os.stat_result, suffixes: list[str]) -
     return known.learn(tree, found, files, [row[0] for row in rows])
 
 
-def unchanged(known: Table, tree: str, found: os.stat_result) -> tuple[str, str] | None:
-    """What *known* tells of a tree that is as it was."""
-    return known.told(tree) if known.unchanged(tree, found) else None
+def holds(known: Table, tree: str, found: os.stat_result, names: str, hashes: str) -> bool:
+    """Whether a tree is as it was, and *known* tells this and nothing else of it."""
+    other = [known.tells(tree, names + "/x", hashes), known.tells(tree, names, hashes[:-1])]
+    return known.unchanged(tree, found) and known.tells(tree, names, hashes) and not any(other)
 
 
 def test_a_row_holds_as_long_as_its_file_is_the_same() -> None:
@@ -75,7 +76,7 @@ def test_trees_are_as_good_as_rows(
             names = sorted(trees[tree])
             if all(known.get(tree + name) for name in names) and learn(known, tree, found, names):
                 hashes = "".join(rows[tree + name][:64] for name in names)
-                assert unchanged(known, tree, found) == ("".join(names), hashes)
+                assert holds(known, tree, found, "".join(names), hashes)
         known = back(known)
         for path in data.draw(st.lists(st.sampled_from(sorted(rows)))) if rows else []:
             assert known.get(path) == ("" if {*path} & {*"\t\n"} else rows[path])
@@ -87,7 +88,7 @@ def test_names_that_are_no_text_come_back(tmp_path: Path) -> None:
     known = Table(rows)
     assert back(known).rows() == rows
     assert learn(known, "a\udcff b", tmp_path.stat(), ["/c"])
-    assert unchanged(back(known), "a\udcff b", tmp_path.stat()) == ("/c", DIGEST)
+    assert holds(back(known), "a\udcff b", tmp_path.stat(), "/c", DIGEST)
     assert back(known).rows() == rows
 
 
@@ -105,13 +106,13 @@ def test_a_damaged_row_is_not_known(line: bytes) -> None:
 def test_a_tree_is_unchanged_as_long_as_its_directory_is(tmp_path: Path) -> None:
     suffixes = ["/a b.json", "/c.cubin"]
     known = Table({f"KEY{suffix}": table.row(DIGEST, *FILE[1:]) for suffix in suffixes})
-    assert unchanged(known, "KEY", tmp_path.stat()) is None
+    assert not known.unchanged("KEY", tmp_path.stat())
     assert learn(known, "KEY", tmp_path.stat(), suffixes)
     known = back(known)
-    assert unchanged(known, "KEY", tmp_path.stat()) == ("/a b.json/c.cubin", 2 * DIGEST)
-    assert unchanged(known, "OTHER", tmp_path.stat()) is None
+    assert holds(known, "KEY", tmp_path.stat(), "/a b.json/c.cubin", 2 * DIGEST)
+    assert not known.unchanged("OTHER", tmp_path.stat())
     (tmp_path / "new").write_text("")
-    assert unchanged(known, "KEY", tmp_path.stat()) is None
+    assert not known.unchanged("KEY", tmp_path.stat())
     assert known.known("KEY/a b.json", FILE) == DIGEST, "but its files are"
 
 
@@ -140,7 +141,7 @@ def test_a_damaged_tree_is_looked_at(tmp_path: Path, cut: str) -> None:
         fields[cut] = fields[cut][:-1] if cut != "names" else "/a"
     lines = "\n".join(["\t".join(["KEY", *fields.values()]), *files])
     known = Table.read(f"\n\n{lines}".encode())
-    assert unchanged(known, "KEY", found) is None
+    assert not known.unchanged("KEY", found)
     known.rows()
 
 
@@ -148,22 +149,22 @@ def test_a_tree_without_files_is_none(tmp_path: Path) -> None:
     found = tmp_path.stat()
     for lines in ("KEY\t{} {}\t\t", "KEY\t{} {}\t\tX", "KEY\t{} {}\t/a\t" + DIGEST):
         known = Table.read(("\n\n" + lines.format(found.st_ctime_ns, found.st_ino)).encode())
-        assert unchanged(known, "KEY", found) is None
+        assert not known.unchanged("KEY", found)
 
 
 def test_a_look_at_a_file_leaves_its_tree(tmp_path: Path) -> None:
     known = Table({"KEY/a": table.row(DIGEST, *FILE[1:]), "KEY/b": table.row(DIGEST, *FILE[1:])})
     assert learn(known, "KEY", tmp_path.stat(), ["/a", "/b"])
     assert known.known("KEY/a", FILE) == DIGEST
-    assert unchanged(back(known), "KEY", tmp_path.stat())
+    assert back(known).unchanged("KEY", tmp_path.stat())
     known["KEY/a"] = table.row("cd" * 32, *FILE[1:])
-    assert unchanged(known, "KEY", tmp_path.stat()) is None, "what is new is not what was learnt"
+    assert not known.unchanged("KEY", tmp_path.stat()), "what is new is not what was learnt"
     assert (known.known("KEY/a", FILE), known.known("KEY/b", FILE)) == ("cd" * 32, DIGEST)
 
 
 def test_a_tree_of_the_version_before_is_forgotten_once_it_is_learnt(tmp_path: Path) -> None:
     rows = {"KEY/a": table.row(DIGEST, *FILE[1:]), "KEY": "1 2 /a"}
     known = Table(rows)
-    assert unchanged(known, "KEY", tmp_path.stat()) is None
+    assert not known.unchanged("KEY", tmp_path.stat())
     assert learn(known, "KEY", tmp_path.stat(), ["/a"])
     assert back(known).rows() == {"KEY/a": rows["KEY/a"]}
