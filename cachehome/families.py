@@ -163,7 +163,12 @@ def catalogue(plugins: bool = False, problems: list[str] | None = None) -> "dict
     """All rows by name. ``problems`` receives what was wrong with a plugin's row, which is then left out:
     somebody else's broken package must not cost anybody the built-in families."""
     rows = {family.name: family for family in BUILTIN}
-    if not plugins or not _any_plugin():
+    import sys
+
+    sites = tuple(sys.path)
+    if plugins and sites not in _with_plugins:
+        _with_plugins[sites] = _any_plugin(sites)
+    if not plugins or not _with_plugins[sites]:
         return rows
     from importlib.metadata import entry_points
 
@@ -206,13 +211,16 @@ def check(names: "Iterable[str]", key: str, source: str) -> None:
             )
 
 
-def _any_plugin() -> bool:
-    """Whether an installed package has rows for us. Asking importlib.metadata would cost 40 ms, nearly always for
+_with_plugins: "dict[tuple[str, ...], bool]" = {}
+"""What was found on a `sys.path`: a transfer asks several times."""
+
+
+def _any_plugin(sites: "tuple[str, ...]") -> bool:
+    """Whether a package in *sites* has rows for us. Asking importlib.metadata would cost 40 ms, nearly always for
     nothing."""
     import os
-    import sys
 
-    for site in sys.path:
+    for site in sites:
         try:
             names = os.listdir(site or os.curdir)
         except NotADirectoryError:
@@ -222,7 +230,7 @@ def _any_plugin() -> bool:
         for name in names:
             if name.endswith((".dist-info", ".egg-info")):
                 try:
-                    with open(os.path.join(site, name, "entry_points.txt"), "rb") as file:
+                    with open(os.path.join(site, name, "entry_points.txt"), "rb", buffering=0) as file:
                         if GROUP.encode() in file.read():
                             return True
                 except OSError:
