@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -220,3 +221,21 @@ def test_a_kernel_that_holds_another_ones_group_stays_here(
     record = publish(Settings(store=(str(other),)), identity, {"triton": str(live)})
     assert (record.reason, record.entries) == ("published", 1)
     assert list(record.details["left_out"]) == [f"triton/{FIRST}"]
+
+
+@pytest.mark.parametrize("known", ["a tree", "a file"])
+def test_a_table_that_is_wrong_heals(live: Path, published: Callable[[], Record], known: str) -> None:
+    """One digit of a hash, of a kernel that has not changed."""
+    table = live / ".cachehome/files"
+    if known == "a file":
+        (live / FIRST / "below").mkdir()
+        (live / FIRST / "below/more").write_text("text")
+        assert published().reason == "published"
+    text = table.read_text()
+    right = hashlib.sha256((live / FIRST / "k.cubin").read_bytes()).hexdigest()
+    assert right in text
+    table.write_text(text.replace(right, ("1" if right[0] == "0" else "0") + right[1:]))
+    for _ in range(3):
+        found = published()
+        assert (found.reason, found.details.get("conflicts")) == ("unchanged", None)
+        assert right in table.read_text()
