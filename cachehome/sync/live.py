@@ -126,9 +126,14 @@ class Live:
     def _replace(self, name: str, pieces: Iterable[bytes]) -> None:
         path = os.path.join(self.own, name)
         temporary = f"{path}.{os.urandom(16).hex()}"
-        with open(temporary, "wb", opener=_only_mine) as file:
-            file.writelines(pieces)
-        os.replace(temporary, path)
+        try:
+            with open(temporary, "wb", opener=_only_mine) as file:
+                file.writelines(pieces)
+            os.replace(temporary, path)
+        except BaseException:  # a full disk, or a signal
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
 
     # -- moving things ------------------------------------------------------------------------------------
 

@@ -70,19 +70,23 @@ def beside(function: Callable[[], object]) -> Iterator[None]:
         function()
         yield
         return
-    with _no_signals():
-        pid = os.fork()
-        if not pid:
-            _live(function)
+    pid = 0
     try:
+        with _no_signals():
+            pid = _fork()
+            if not pid:
+                _live(function)
+        if pid < 0:
+            function()
         yield
     except BaseException as error:
-        if not isinstance(error, Exception):  # a signal: nobody has time
+        if pid > 0 and not isinstance(error, Exception):  # a signal: nobody has time
             _end(pid)
         raise
     finally:
-        with contextlib.suppress(ChildProcessError):  # it was ended, or the system has reaped it
-            os.waitpid(pid, 0)
+        if pid > 0:
+            with contextlib.suppress(ChildProcessError):  # it was ended, or the system has reaped it
+                os.waitpid(pid, 0)
 
 
 def _threaded(
@@ -151,7 +155,7 @@ def _forked(
         for _ in range(workers):
             results, mine = _wide_pipe()
             with _no_signals():
-                pid = os.fork()
+                pid = _fork()
                 if not pid:
                     for end in (
                         results,
@@ -159,14 +163,26 @@ def _forked(
                     ):  # else a worker whose parent has died would wait for itself
                         os.close(end)
                     _live(lambda: _work(function, tasks, tokens, mine))  # noqa: B023 - called at once
-                children[results] = pid
+                if pid > 0:
+                    children[results] = pid
             os.close(mine)
-        yield from _collect(children, len(tasks), deadline)
+            if pid < 0:
+                os.close(results)
+                break
+        yield from _collect(children, len(tasks), deadline) if children else map(function, tasks)
     finally:
         os.close(tokens)
         for results, pid in children.items():
             os.close(results)
             _end(pid, wait=deadline is None or time.monotonic() < deadline)
+
+
+def _fork() -> int:
+    """As `os.fork`; -1 where there may be no more processes: with fewer of them it takes longer, and that is all."""
+    try:
+        return os.fork()
+    except OSError:
+        return -1
 
 
 @contextlib.contextmanager

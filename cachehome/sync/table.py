@@ -110,7 +110,10 @@ class Table:
         """Whether the files of a *tree* have these *names* and these *hashes*, each as one text."""
         data, begin, end = self._trees.get(tree, (b"\t\t", 0, 2))
         state = data.find(b"\t", begin, end) + 1
-        told = os.fsencode(f"{names}\t{hashes}\n")
+        try:
+            told = os.fsencode(f"{names}\t{hashes}\n")
+        except UnicodeEncodeError:  # names that no file here can have, without UTF-8 in the locale
+            return False
         return data.startswith(told, data.find(b"\t", state, end) + 1, end)
 
     def learn(

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +40,7 @@ def publishing(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     until = time.monotonic() + 60
     while not workers(process.pid) and time.monotonic() < until:
@@ -77,12 +78,16 @@ def _works(pid: int) -> bool:
         return False
 
 
+@pytest.mark.parametrize("send", [os.kill, os.killpg])  # a terminal's Ctrl-C reaches all of them at once
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_what_it_has_started_ends_with_it(
-    publishing: subprocess.Popen[str], number: signal.Signals, tmp_path: Path
+    publishing: subprocess.Popen[str],
+    number: signal.Signals,
+    send: Callable[[int, int], None],
+    tmp_path: Path,
 ) -> None:
     started = children(publishing.pid) + workers(publishing.pid)
-    publishing.send_signal(number)
+    send(publishing.pid, number)
     _, talk = publishing.communicate(timeout=60)
     assert publishing.returncode == (130 if number == signal.SIGINT else 128 + number)
     assert "Traceback" not in talk

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,16 @@ def test_directories_follow_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert both["triton"] == both["inductor"] + "/triton"
     assert set(live.in_effect(Settings(families=("inductor",)))) == {"inductor"}
     assert "/rank3/" in live.in_effect(Settings(slot="rank3"))["inductor"]
+
+
+def test_what_could_not_be_written_leaves_nothing(tmp_path: Path) -> None:
+    def pieces() -> Iterator[str]:
+        yield "x/y\t" + table.row("d" * 64, 1, 2, 3, 0o600)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    live = Live(str(tmp_path / "live"))
+    live.make()
+    before = os.listdir(live.own)
+    with pytest.raises(OSError, match="No space"):
+        live.write_table(Table(), pieces())
+    assert os.listdir(live.own) == before

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import queue  # noqa: F401 - another user may not be able to import it
@@ -187,3 +188,53 @@ def test_what_fails_beside_is_lost(
     with parallel.beside(lambda: 1 / 0):
         pass
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("possible", [0, 1])
+def test_where_there_may_be_no_more_processes(monkeypatch: pytest.MonkeyPatch, possible: int) -> None:
+    fork, left = os.fork, iter(range(possible))
+
+    def limited() -> int:
+        if next(left, None) is None:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return fork()
+
+    monkeypatch.setattr(threads, "may_fork", lambda: True)
+    monkeypatch.setattr(parallel, "most", lambda: 2)
+    monkeypatch.setattr(os, "fork", limited)
+    assert list(parallel.each(lambda task: task + 1, range(30), workers=3)) == list(range(1, 31))
+    done: list[int] = []
+    with parallel.beside(lambda: done.append(1)):
+        assert done == [1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_it_forks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    fork = os.fork
+
+    def forked() -> int:
+        pid = fork()
+        if pid:
+            os.kill(os.getpid(), number)
+        return pid
+
+    def leave(*_: object) -> None:
+        raise SystemExit
+
+    def late() -> None:
+        time.sleep(0.5)
+        (tmp_path / "late").touch()
+
+    monkeypatch.setattr(threads, "may_fork", lambda: True)
+    monkeypatch.setattr(parallel, "most", lambda: 2)
+    monkeypatch.setattr(os, "fork", forked)
+    before = signal.signal(number, leave)
+    try:
+        with pytest.raises(SystemExit), parallel.beside(late):
+            time.sleep(60)
+    finally:
+        signal.signal(number, before)
+    time.sleep(1)
+    assert not (tmp_path / "late").exists()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -168,3 +170,14 @@ def test_a_tree_of_the_version_before_is_forgotten_once_it_is_learnt(tmp_path: P
     assert not known.unchanged("KEY", tmp_path.stat())
     assert learn(known, "KEY", tmp_path.stat(), ["/a"])
     assert back(known).rows() == {"KEY/a": rows["KEY/a"]}
+
+
+def test_names_that_no_file_can_have_here(tmp_path: Path) -> None:
+    """Another machine published them; this one has no UTF-8 in its locale."""
+    code = "from cachehome.sync.table import Table; t = Table.read(b'a\\tb\\n\\nKEY\\t1 2\\t/a\\t'); "
+    code += "print(t.tells('KEY', '/\\u65e5.json', 'ab' * 32), t.tells('KEY', '/a', ''))"
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("False False\n", "")
