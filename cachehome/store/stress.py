@@ -368,11 +368,15 @@ def _no_interrupt() -> Iterator[None]:
 
 def _end(leader: int, until: float) -> None:
     """Kill a group, and see it end: what it still wrote would lie there for good. One that hangs is not waited for."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    with (
+        contextlib.suppress(ProcessLookupError, PermissionError),
+        open(os.devnull, "wb", buffering=0) as sign,
+    ):
         while True:
             os.killpg(leader, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(leader, os.WNOHANG)
+            sign.write(b".")  # of life, for whoever waits for us: the disk of a killed process may be slow
             if time.monotonic() >= until:
                 return
             time.sleep(0.005)
