@@ -136,7 +136,7 @@ class Table:
         return True
 
     def _lines(self, tree: str) -> str:
-        data, begin, end = self._trees.get(tree, (b"", 0, 0))
+        data, begin, end = self._trees[tree]
         return os.fsdecode(data[begin:end])
 
     def _look(self, tree: str) -> dict[str, str]:

@@ -143,12 +143,15 @@ def test_something_is_done_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (int((tmp_path / "pid").read_text()) == os.getpid()) == (not fork or parallel.most() < 2)
 
 
-def test_what_is_done_beside_ends_before_what_it_is_beside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cores, and no other thread."""
     monkeypatch.setattr(threads, "may_fork", lambda: True)
     monkeypatch.setattr(parallel, "most", lambda: 2)
 
+
+@pytest.mark.usefixtures("forking")
+def test_what_is_done_beside_ends_before_what_it_is_beside(tmp_path: Path) -> None:
     def slow() -> None:
         time.sleep(0.2)
         (tmp_path / "pid").write_text(str(os.getpid()))
@@ -159,12 +162,8 @@ def test_what_is_done_beside_ends_before_what_it_is_beside(
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_a_signal_does_not_wait_for_what_is_done_beside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threads, "may_fork", lambda: True)
-    monkeypatch.setattr(parallel, "most", lambda: 2)
-
+@pytest.mark.usefixtures("forking")
+def test_a_signal_does_not_wait_for_what_is_done_beside(tmp_path: Path) -> None:
     def endless() -> None:
         (tmp_path / str(os.getpid())).touch()
         time.sleep(600)
@@ -180,16 +179,14 @@ def test_a_signal_does_not_wait_for_what_is_done_beside(
         os.kill(int(os.listdir(tmp_path)[0]), 0)
 
 
-def test_what_fails_beside_is_lost(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threads, "may_fork", lambda: True)
-    monkeypatch.setattr(parallel, "most", lambda: 2)
+@pytest.mark.usefixtures("forking")
+def test_what_fails_beside_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
     with parallel.beside(lambda: 1 / 0):
         pass
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.usefixtures("forking")
 @pytest.mark.parametrize("possible", [0, 1])
 def test_where_there_may_be_no_more_processes(monkeypatch: pytest.MonkeyPatch, possible: int) -> None:
     fork, left = os.fork, iter(range(possible))
@@ -199,8 +196,6 @@ def test_where_there_may_be_no_more_processes(monkeypatch: pytest.MonkeyPatch, p
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         return fork()
 
-    monkeypatch.setattr(threads, "may_fork", lambda: True)
-    monkeypatch.setattr(parallel, "most", lambda: 2)
     monkeypatch.setattr(os, "fork", limited)
     assert list(parallel.each(lambda task: task + 1, range(30), workers=3)) == list(range(1, 31))
     done: list[int] = []
@@ -208,6 +203,7 @@ def test_where_there_may_be_no_more_processes(monkeypatch: pytest.MonkeyPatch, p
         assert done == [1]
 
 
+@pytest.mark.usefixtures("forking")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_it_forks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
@@ -227,8 +223,6 @@ def test_a_signal_while_it_forks(
         time.sleep(0.5)
         (tmp_path / "late").touch()
 
-    monkeypatch.setattr(threads, "may_fork", lambda: True)
-    monkeypatch.setattr(parallel, "most", lambda: 2)
     monkeypatch.setattr(os, "fork", forked)
     before = signal.signal(number, leave)
     try:
